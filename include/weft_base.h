@@ -33,7 +33,8 @@
     X(PEER, "a peer failed")                                    \
     X(CLOSED, "closed")                                         \
     X(DEVICE, "device error")                                   \
-    X(INTERNAL, "internal error")
+    X(INTERNAL, "internal error")                               \
+    X(BUSY, "busy, try again later")
 
 typedef enum weft_status {
 #define X(name, text) WEFT_##name,
