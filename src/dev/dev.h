@@ -207,11 +207,12 @@ struct weft__op_silu_mul { /* y = silu(gate) * up; in place allowed */
     int64_t y_stride;
 };
 
-struct weft__op_gather { /* y[i] = x[row[i]] */
+struct weft__op_copy { /* y[i, h] = x[row ? row[i] : i, h]; a head stride of 0 in x repeats it */
     const float *x;
-    const int32_t *row;
-    int64_t rows, width;
+    int64_t x_stride, x_head_stride, rows, heads, width;
+    const int32_t *row; /* [rows], or NULL */
     float *y;
+    int64_t y_stride, y_head_stride;
 };
 
 /* ---- the tables ---- */
@@ -251,7 +252,7 @@ struct weft__dev_core {
     X(route)                                                                                       \
     X(moe_plan)                                                                                    \
     X(silu_mul)                                                                                    \
-    X(gather)
+    X(copy)
 
 struct weft__dev_model {
 #define X(name) void (*name)(struct weft__dev * dev, const struct weft__op_##name *op);
