@@ -28,6 +28,13 @@ weft_status weft__fail(weft_error *err, weft_status status, const char *format, 
     WEFT__PRINTF(3, 4);
 weft_status weft__fail_oom(weft_error *err, size_t bytes, const char *what);
 
+/* Passes a failure on to the caller; for functions that have nothing to undo. */
+#define WEFT__TRY(call)                                                                            \
+    do {                                                                                           \
+        weft_status try_status_ = (call);                                                          \
+        if (try_status_ != WEFT_OK) return try_status_;                                            \
+    } while (0)
+
 /* ---- checked sizes: false when the result does not fit ---- */
 
 bool weft__mul_size(size_t a, size_t b, size_t *out);

@@ -1,0 +1,343 @@
+/* The forward pass of one rank. Reads like the model's diagram: two fused collectives a layer, and
+ * nothing but matrix products and attention between them. */
+#include "rank.h"
+
+#define RUN(m, name, ...) \
+    (m)->device->model->name((m)->dev, &(const struct weft__op_##name){__VA_ARGS__})
+
+static void linear(struct weft__model *m, const struct weft__matrix *w, const float *x,
+                   int64_t tokens, float *y)
+{
+    RUN(m, linear, .w = w, .x = x, .x_stride = w->cols, .tokens = tokens, .y = y,
+        .y_stride = w->rows);
+}
+
+static void rms_norm(struct weft__model *m, const float *x, int64_t stride, int64_t tokens,
+                     int64_t heads, int64_t dim, const float *weight, float eps, float *y)
+{
+    RUN(m, norm, .x = x, .x_stride = stride, .x_head_stride = dim, .tokens = tokens, .heads = heads,
+        .dim = dim, .weight = weight, .eps = eps, .y = y, .y_stride = stride, .y_head_stride = dim);
+}
+
+/* Rotates the part of each head that starts at x. */
+static void rope(struct weft__model *m, float *x, int64_t stride, int64_t head_stride,
+                 int64_t tokens, int64_t heads, bool interleaved)
+{
+    RUN(m, rope, .x = x, .stride = stride, .head_stride = head_stride, .tokens = tokens,
+        .heads = heads, .half = m->arch->rope.dim / 2, .cosine = m->work.cosine,
+        .sine = m->work.sine, .interleaved = interleaved);
+}
+
+/* ---- grouped-query attention ---- */
+
+static void attention_gqa(struct weft__model *m, int64_t layer, const struct weft__batch *batch,
+                          float *partial)
+{
+    const struct weft__arch *a = m->arch;
+    const struct weft__layer *l = &m->weights.layer[layer];
+    const struct weft__cache *cache = &m->cache[layer];
+    struct weft__work *w = &m->work;
+    int64_t t = batch->tokens, h = m->shard.heads.count, g = m->shard.kv_heads.count;
+    int64_t hd = a->head_dim, row = g * hd;
+
+    linear(m, &l->q, w->hidden, t, w->q);
+    linear(m, &l->k, w->hidden, t, w->k);
+    linear(m, &l->v, w->hidden, t, w->v);
+    if (a->qk_norm) {
+        rms_norm(m, w->q, h * hd, t, h, hd, l->q_norm, a->norm_eps, w->q);
+        rms_norm(m, w->k, row, t, g, hd, l->k_norm, a->norm_eps, w->k);
+    }
+    rope(m, w->q, h * hd, hd, t, h, a->rope.interleaved);
+    rope(m, w->k, row, hd, t, g, a->rope.interleaved);
+    RUN(m, kv_store, .x = w->k, .x_stride = row, .tokens = t, .width = row, .slot = batch->slot,
+        .cache = cache->k, .row = row);
+    RUN(m, kv_store, .x = w->v, .x_stride = row, .tokens = t, .width = row, .slot = batch->slot,
+        .cache = cache->v, .row = row);
+    RUN(m, attention, .seq = batch->seq, .seqs = batch->seqs, .heads = h, .key_dim = hd,
+        .value_dim = hd, .kv_head = m->kv_head, .q = w->q, .q_stride = h * hd, .k = cache->k,
+        .k_stride = row, .k_head_stride = hd, .v = cache->v, .v_stride = row, .v_head_stride = hd,
+        .scale = a->attention_scale, .window = a->window, .y = w->heads, .y_stride = h * hd);
+    linear(m, &l->o, w->heads, t, partial);
+}
+
+/* ---- latent attention (MLA), with the sparse indexer where the model has one ---- */
+
+/* Which keys each row attends to. Index keys are stored for every token: later ones need them. */
+static void select_keys(struct weft__model *m, int64_t layer, const struct weft__batch *batch)
+{
+    const struct weft__arch *a = m->arch;
+    const struct weft__layer *l = &m->weights.layer[layer];
+    struct weft__work *w = &m->work;
+    int64_t t = batch->tokens, ih = a->index_heads, id = a->index_dim;
+
+    linear(m, &l->index_q, w->q_latent, t, w->index_q);
+    linear(m, &l->index_k, w->hidden, t, w->index_k);
+    linear(m, &l->index_weight, w->hidden, t, w->index_weight);
+    RUN(m, norm, .x = w->index_k, .x_stride = id, .tokens = t, .heads = 1, .dim = id,
+        .weight = l->index_norm, .bias = l->index_norm_bias, .eps = 1e-6f, .centred = true,
+        .y = w->index_k, .y_stride = id);
+    rope(m, w->index_q, ih * id, id, t, ih, a->index_interleaved);
+    rope(m, w->index_k, id, id, t, 1, a->index_interleaved);
+    RUN(m, kv_store, .x = w->index_k, .x_stride = id, .tokens = t, .width = id, .slot = batch->slot,
+        .cache = m->cache[layer].index_k, .row = id);
+    RUN(m, index_select, .seq = batch->seq, .seqs = batch->seqs, .heads = ih, .dim = id,
+        .top = weft__min(a->index_top, m->limits.context), .q = w->index_q, .q_stride = ih * id,
+        .weight = w->index_weight, .weight_stride = ih, .k = m->cache[layer].index_k,
+        .k_stride = id, .selected = w->selected, .count = w->selected_count);
+}
+
+/* The first `rows` rows of seq: keys and values expanded from the cached latents. */
+static void attend_naive(struct weft__model *m, int64_t layer, const struct weft__seq *seq,
+                         int32_t rows)
+{
+    const struct weft__arch *a = m->arch;
+    const struct weft__matrix *kv_b = &m->weights.layer[layer].kv_b;
+    struct weft__work *w = &m->work;
+    int64_t h = m->shard.heads.count, key = a->nope_dim + a->rope_dim, value = a->value_dim;
+    int64_t row = a->kv_lora + a->rope_dim, up = a->nope_dim + value;
+    int64_t keys = seq->kv_len - seq->count + rows;
+    const float *latents = m->cache[layer].k;
+
+    RUN(m, kv_load, .cache = latents, .row = row, .width = row, .count = keys, .pages = seq->pages,
+        .y = w->naive_latent, .y_stride = row);
+    RUN(m, linear_heads, .w = kv_b, .heads = h, .row_step = up, .rows = a->nope_dim,
+        .x = w->naive_latent, .x_stride = row, .tokens = keys, .y = w->naive_k, .y_stride = h * key,
+        .y_head_stride = key);
+    RUN(m, linear_heads, .w = kv_b, .heads = h, .first_row = a->nope_dim, .row_step = up,
+        .rows = value, .x = w->naive_latent, .x_stride = row, .tokens = keys, .y = w->naive_v,
+        .y_stride = h * value, .y_head_stride = value);
+    RUN(m, copy, .x = w->naive_latent + a->kv_lora, .x_stride = row, .rows = keys, .heads = h,
+        .width = a->rope_dim, .y = w->naive_k + a->nope_dim, .y_stride = h * key,
+        .y_head_stride = key); /* the rope part of the key is one for all heads */
+
+    const struct weft__seq part = {
+        .row = seq->row, .count = rows, .kv_len = (int32_t)keys, .pages = m->identity_pages};
+    RUN(m, attention, .seq = &part, .seqs = 1, .heads = h, .key_dim = key, .value_dim = value,
+        .kv_head = m->own_head, .q = w->q, .q_stride = h * key, .k = w->naive_k,
+        .k_stride = h * key, .k_head_stride = key, .v = w->naive_v, .v_stride = h * value,
+        .v_head_stride = value, .scale = a->attention_scale, .selected = w->selected,
+        .selected_count = w->selected_count,
+        .selected_stride = weft__min(a->index_top, m->limits.context), .y = w->heads,
+        .y_stride = h * value);
+}
+
+/* Attention over the latents themselves: kv_b folded into the query and out of the result. */
+static void attend_absorbed(struct weft__model *m, int64_t layer, const struct weft__seq *seq,
+                            int64_t seqs)
+{
+    const struct weft__arch *a = m->arch;
+    const struct weft__matrix *kv_b = &m->weights.layer[layer].kv_b;
+    struct weft__work *w = &m->work;
+    int64_t h = m->shard.heads.count, value = a->value_dim, row = a->kv_lora + a->rope_dim;
+    int64_t up = a->nope_dim + value;
+    const float *latents = m->cache[layer].k;
+
+    RUN(m, attention, .seq = seq, .seqs = seqs, .heads = h, .key_dim = row, .value_dim = a->kv_lora,
+        .kv_head = m->zero_head, .q = w->q_absorbed, .q_stride = h * row, .k = latents,
+        .k_stride = row, .v = latents, .v_stride = row, .scale = a->attention_scale,
+        .selected = w->selected, .selected_count = w->selected_count,
+        .selected_stride = weft__min(a->index_top, m->limits.context), .y = w->z,
+        .y_stride = h * a->kv_lora);
+    for (int64_t i = 0; i < seqs; i++) {
+        int64_t first = seq[i].row;
+        RUN(m, linear_heads, .w = kv_b, .heads = h, .first_row = a->nope_dim, .row_step = up,
+            .rows = value, .x = w->z + first * h * a->kv_lora, .x_stride = h * a->kv_lora,
+            .x_head_stride = a->kv_lora, .tokens = seq[i].count, .y = w->heads + first * h * value,
+            .y_stride = h * value, .y_head_stride = value);
+    }
+}
+
+/* Queries of a sequence's rows for the absorbed form: (q_nope UK, q_rope). */
+static void absorb_queries(struct weft__model *m, int64_t layer, const struct weft__seq *seq)
+{
+    const struct weft__arch *a = m->arch;
+    struct weft__work *w = &m->work;
+    int64_t h = m->shard.heads.count, key = a->nope_dim + a->rope_dim;
+    int64_t row = a->kv_lora + a->rope_dim;
+    const float *q = w->q + seq->row * h * key;
+    float *absorbed = w->q_absorbed + seq->row * h * row;
+
+    RUN(m, linear_heads, .w = &m->weights.layer[layer].kv_b, .heads = h,
+        .row_step = a->nope_dim + a->value_dim, .rows = a->nope_dim, .transposed = true, .x = q,
+        .x_stride = h * key, .x_head_stride = key, .tokens = seq->count, .y = absorbed,
+        .y_stride = h * row, .y_head_stride = row);
+    RUN(m, copy, .x = q + a->nope_dim, .x_stride = h * key, .x_head_stride = key,
+        .rows = seq->count, .heads = h, .width = a->rope_dim, .y = absorbed + a->kv_lora,
+        .y_stride = h * row, .y_head_stride = row);
+}
+
+/* How many of a sequence's first rows take the naive form. */
+static int32_t naive_rows(const struct weft__seq *seq)
+{
+    if (seq->generated) return 0;
+    int64_t first = seq->kv_len - seq->count;
+    return (int32_t)weft__max(weft__min(WEFT__NAIVE_POSITIONS - first, seq->count), 0);
+}
+
+static void attention_mla(struct weft__model *m, int64_t layer, const struct weft__batch *batch,
+                          float *partial)
+{
+    const struct weft__arch *a = m->arch;
+    const struct weft__layer *l = &m->weights.layer[layer];
+    struct weft__work *w = &m->work;
+    int64_t t = batch->tokens, h = m->shard.heads.count, key = a->nope_dim + a->rope_dim;
+    int64_t row = a->kv_lora + a->rope_dim;
+
+    if (a->q_lora > 0) {
+        linear(m, &l->q_a, w->hidden, t, w->q_latent);
+        rms_norm(m, w->q_latent, a->q_lora, t, 1, a->q_lora, l->q_a_norm, a->latent_eps,
+                 w->q_latent);
+    }
+    linear(m, &l->q_b, a->q_lora > 0 ? w->q_latent : w->hidden, t, w->q);
+    rope(m, w->q + a->nope_dim, h * key, key, t, h, a->rope.interleaved);
+    linear(m, &l->kv_a, w->hidden, t, w->latent);
+    RUN(m, norm, .x = w->latent, .x_stride = row, .tokens = t, .heads = 1, .dim = a->kv_lora,
+        .weight = l->kv_a_norm, .eps = a->latent_eps, .y = w->latent, .y_stride = row);
+    rope(m, w->latent + a->kv_lora, row, row, t, 1, a->rope.interleaved);
+    RUN(m, kv_store, .x = w->latent, .x_stride = row, .tokens = t, .width = row,
+        .slot = batch->slot, .cache = m->cache[layer].k, .row = row);
+    if (a->index_top > 0 && a->index_full[layer]) select_keys(m, layer, batch);
+
+    int64_t absorbed = 0;
+    for (int32_t i = 0; i < batch->seqs; i++) {
+        struct weft__seq seq = batch->seq[i];
+        int32_t naive = naive_rows(&seq);
+        if (naive > 0) attend_naive(m, layer, &seq, naive);
+        seq.row += naive;
+        seq.count -= naive;
+        if (seq.count == 0) continue;
+        absorb_queries(m, layer, &seq);
+        m->absorbed[absorbed++] = seq;
+    }
+    if (absorbed > 0) attend_absorbed(m, layer, m->absorbed, absorbed);
+    linear(m, &l->o, w->heads, t, partial);
+}
+
+/* ---- feed-forward ---- */
+
+static void mlp(struct weft__model *m, const struct weft__mlp_weights *mlp_weights, int64_t tokens,
+                float *y)
+{
+    struct weft__work *w = &m->work;
+    int64_t width = mlp_weights->gate.rows;
+    linear(m, &mlp_weights->gate, w->hidden, tokens, w->gate);
+    linear(m, &mlp_weights->up, w->hidden, tokens, w->up);
+    RUN(m, silu_mul, .gate = w->gate, .up = w->up, .x_stride = width, .rows = tokens,
+        .width = width, .y = w->gate, .y_stride = width);
+    linear(m, &mlp_weights->down, w->gate, tokens, y);
+}
+
+static void experts(struct weft__model *m, const struct weft__layer *l, int64_t tokens)
+{
+    const struct weft__arch *a = m->arch;
+    struct weft__work *w = &m->work;
+    int64_t width = l->expert_gate[0].rows, pairs = tokens * a->experts_top;
+
+    linear(m, &l->router, w->hidden, tokens, w->router);
+    RUN(m, route, .logits = w->router, .bias = l->router_bias, .tokens = tokens,
+        .experts = a->experts, .top = a->experts_top, .groups = a->groups,
+        .top_groups = a->top_groups, .sigmoid = a->router_sigmoid, .normalise = a->router_normalise,
+        .scale = a->router_scale, .expert = w->expert, .weight = w->expert_weight);
+    RUN(m, moe_plan, .expert = w->expert, .tokens = tokens, .top = a->experts_top,
+        .experts = a->experts, .offset = w->expert_offset, .x_row = w->x_row, .slot = w->slot);
+    RUN(m, linear_experts, .w = l->expert_gate, .offset = w->expert_offset, .experts = a->experts,
+        .x = w->hidden, .x_stride = a->hidden, .x_row = w->x_row, .y = w->expert_gate,
+        .y_stride = width);
+    RUN(m, linear_experts, .w = l->expert_up, .offset = w->expert_offset, .experts = a->experts,
+        .x = w->hidden, .x_stride = a->hidden, .x_row = w->x_row, .y = w->expert_up,
+        .y_stride = width);
+    RUN(m, silu_mul, .gate = w->expert_gate, .up = w->expert_up, .x_stride = width, .rows = pairs,
+        .width = width, .y = w->expert_gate, .y_stride = width);
+    RUN(m, linear_experts, .w = l->expert_down, .offset = w->expert_offset, .experts = a->experts,
+        .x = w->expert_gate, .x_stride = width, .y = w->expert_out, .y_stride = a->hidden);
+}
+
+/* ---- the two fused collectives ---- */
+
+/* residual += sum over ranks of what op brings in; hidden = rmsnorm(residual) * weight. */
+static weft_status reduce_norm(struct weft__model *m, weft_reduce *op, int64_t tokens,
+                               const float *weight, weft_error *err)
+{
+    op->tokens = tokens;
+    op->hidden = m->arch->hidden;
+    op->dtype = WEFT_F32;
+    op->residual = op->residual_out = m->work.residual;
+    op->norm = true;
+    op->norm_weight = weight;
+    op->norm_eps = m->arch->norm_eps;
+    op->y = m->work.hidden;
+    return weft_comm_allreduce(m->comm, op, err);
+}
+
+static weft_status attention_block(struct weft__model *m, int64_t layer,
+                                   const struct weft__batch *batch, weft_error *err)
+{
+    void *partial;
+    size_t bytes = (size_t)batch->tokens * (size_t)m->arch->hidden * sizeof(float);
+    WEFT__TRY(weft_comm_input(m->comm, bytes, &partial, err));
+    if (m->arch->mla)
+        attention_mla(m, layer, batch, partial);
+    else
+        attention_gqa(m, layer, batch, partial);
+    return reduce_norm(m, &(weft_reduce){.x = partial}, batch->tokens,
+                       m->weights.layer[layer].post_norm, err);
+}
+
+static weft_status mlp_block(struct weft__model *m, int64_t layer, int64_t tokens,
+                             const float *next_norm, weft_error *err)
+{
+    const struct weft__arch *a = m->arch;
+    const struct weft__layer *l = &m->weights.layer[layer];
+    struct weft__work *w = &m->work;
+    if (l->expert_gate == NULL) {
+        void *partial;
+        size_t bytes = (size_t)tokens * (size_t)a->hidden * sizeof(float);
+        WEFT__TRY(weft_comm_input(m->comm, bytes, &partial, err));
+        mlp(m, &l->mlp, tokens, partial);
+        return reduce_norm(m, &(weft_reduce){.x = partial}, tokens, next_norm, err);
+    }
+    experts(m, l, tokens);
+    if (a->shared_intermediate > 0) mlp(m, &l->mlp, tokens, w->shared);
+    weft_reduce op = {.moe = {.top_k = a->experts_top,
+                              .expert_rows = tokens * a->experts_top,
+                              .expert_out = w->expert_out,
+                              .slots = w->slot,
+                              .gates = w->expert_weight,
+                              .shared = a->shared_intermediate > 0 ? w->shared : NULL}};
+    return reduce_norm(m, &op, tokens, next_norm, err);
+}
+
+weft_status weft__model_forward(struct weft__model *m, const struct weft__batch *batch,
+                                const float **logits, weft_error *err)
+{
+    const struct weft__arch *a = m->arch;
+    const struct weft__layer *layer = m->weights.layer;
+    struct weft__work *w = &m->work;
+
+    RUN(m, rope_table, .position = batch->position, .frequency = m->frequency,
+        .factor = m->rope_factor, .tokens = batch->tokens, .half = a->rope.dim / 2,
+        .cosine = w->cosine, .sine = w->sine);
+    RUN(m, embed, .table = &m->weights.embed, .token = batch->token, .tokens = batch->tokens,
+        .y = w->residual);
+    rms_norm(m, w->residual, a->hidden, batch->tokens, 1, a->hidden, layer[0].input_norm,
+             a->norm_eps, w->hidden);
+    for (int64_t i = 0; i < a->layers; i++) {
+        const float *next = i + 1 < a->layers ? layer[i + 1].input_norm : m->weights.final_norm;
+        WEFT__TRY(attention_block(m, i, batch, err));
+        WEFT__TRY(mlp_block(m, i, batch->tokens, next, err));
+    }
+    if (batch->outputs > 0) {
+        RUN(m, copy, .x = w->hidden, .x_stride = a->hidden, .rows = batch->outputs, .heads = 1,
+            .width = a->hidden, .row = batch->output, .y = w->out_hidden, .y_stride = a->hidden);
+        linear(m, &m->weights.lm_head, w->out_hidden, batch->outputs, w->out_part);
+    }
+    WEFT__TRY(m->device->core->sync(m->dev, err));
+    WEFT__TRY(weft_comm_all_gather(m->comm,
+                                   &(weft_gather){.rows = batch->outputs,
+                                                  .row_bytes_of = m->vocab_bytes,
+                                                  .in = w->out_part,
+                                                  .out = w->logits},
+                                   err));
+    *logits = w->logits;
+    return WEFT_OK;
+}
