@@ -38,6 +38,9 @@ weft_status weft__fail(weft_error *err, weft_status status, const char *format, 
         va_start(args, format);
         (void)vsnprintf(err->text, sizeof err->text, format, args);
         va_end(args);
+        /* Names come from files: what could start a new line or drive a terminal is not shown. */
+        for (char *c = err->text; *c != '\0'; c++)
+            if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     }
     return status;
 }

@@ -134,7 +134,8 @@ int64_t weft__linear_scale_count(const struct weft__linear_view *view);
 weft_status weft__linear_scale_f32(const struct weft__linear_view *view, float *out,
                                    weft_error *err) WEFT_CHECKED;
 
-/* Scans rows first .. first + count of NVFP4 scales and FP8 weights for NaN codes. */
+/* Scans the NVFP4 block scales of rows first .. first + count for NaN and negative ones, which name
+ * the tensor, row and block. Other kinds pass. */
 weft_status weft__linear_check(const struct weft__linear_view *view, int64_t first, int64_t count,
                                weft_error *err) WEFT_CHECKED;
 

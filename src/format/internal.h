@@ -1,0 +1,90 @@
+/* internal.h: what the files of format share: a strict JSON scanner that allocates nothing, sets of
+ * names, and the parsed header of one safetensors file. */
+#ifndef WEFT_SRC_FORMAT_INTERNAL_H
+#define WEFT_SRC_FORMAT_INTERNAL_H
+
+#include "format.h"
+
+/* The longest part of a tensor's name that messages show. */
+#define NAME "'%.160s'"
+
+/* ---- files ---- */
+
+/* Opens a regular file for reading; never blocks on a FIFO. NOT_FOUND when there is none. */
+weft_status weft__open_regular(const char *path, int *fd, uint64_t *size,
+                               weft_error *err) WEFT_CHECKED;
+weft_status weft__pread_all(int fd, const char *path, uint64_t offset, void *out, size_t bytes,
+                            weft_error *err) WEFT_CHECKED;
+
+/* ---- names: a set of strings, numbered in order of arrival; a zeroed one is empty ---- */
+
+struct weft__names {
+    const char **name; /* [count], borrowed */
+    uint32_t *slot;    /* [slots] number + 1, 0 when free; slots is a power of two */
+    uint32_t count, cap, slots;
+    uint64_t seed; /* random, so that a file cannot choose colliding names */
+};
+
+int64_t weft__names_find(const struct weft__names *names, const char *name); /* -1: absent */
+
+/* Adds a name that the caller keeps alive. *added is false when it was there already. */
+weft_status weft__names_add(struct weft__names *names, const char *name, bool *added,
+                            weft_error *err) WEFT_CHECKED;
+void weft__names_free(struct weft__names *names);
+
+/* ---- scanner: strict RFC 8259 over a buffer that it may overwrite ---- */
+
+struct weft__scan {
+    const char *file; /* for messages */
+    char *text;       /* strings are decoded in place and NUL-terminated there */
+    size_t len, at;
+    int64_t line;
+    int64_t values, values_max; /* of weft__scan_skip */
+    weft_error *err;
+};
+
+/* Fails with FORMAT, the file and the line. */
+weft_status weft__scan_fail(struct weft__scan *scan, const char *what) WEFT_CHECKED;
+
+/* The next character that is not white space, not consumed; '\0' at the end. */
+char weft__scan_peek(struct weft__scan *scan);
+weft_status weft__scan_expect(struct weft__scan *scan, char c) WEFT_CHECKED;
+
+/* Steps to the next element of a list or object whose opening bracket is consumed. *more is false
+ * once `close` is consumed. */
+weft_status weft__scan_more(struct weft__scan *scan, char close, bool first,
+                            bool *more) WEFT_CHECKED;
+weft_status weft__scan_string(struct weft__scan *scan, char **out) WEFT_CHECKED;
+weft_status weft__scan_key(struct weft__scan *scan, char **out) WEFT_CHECKED; /* and its colon */
+weft_status weft__scan_u64(struct weft__scan *scan, uint64_t *out) WEFT_CHECKED;
+
+/* Checks and passes over any value at most `depth` deep, without duplicate keys. */
+weft_status weft__scan_skip(struct weft__scan *scan, int depth) WEFT_CHECKED;
+
+/* ---- header of one safetensors file ---- */
+
+struct weft__entry {
+    uint64_t begin, bytes; /* in the data */
+    uint32_t shape;        /* first of `dims` numbers in the shape pool */
+    uint16_t file;
+    uint8_t dtype; /* WEFT_DTYPE_COUNT: unknown */
+    uint8_t dims;
+};
+
+struct weft__header {
+    char *text; /* owns the names */
+    struct weft__names names;
+    struct weft__entry *entry; /* [names.count] */
+    uint32_t entry_cap;
+    int64_t *shape; /* pool */
+    uint32_t shape_count, shape_cap;
+    uint64_t data_start, data_bytes; /* in the file */
+};
+
+/* Reads and checks the header of an open file of `size` bytes (models.md 2.2, rules 1-8). Free with
+ * weft__header_free, also after failure. */
+weft_status weft__header_read(const char *path, int fd, uint64_t size, struct weft__header *out,
+                              weft_error *err) WEFT_CHECKED;
+void weft__header_free(struct weft__header *header);
+
+#endif
