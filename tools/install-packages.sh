@@ -11,6 +11,7 @@ cmake                 configures the build, runs the tests
 ninja-build           runs the build
 pkg-config            finds the libraries
 python3               runs the house checks (standard library only)
+python3-venv          environments for the tools that need Python packages
 libjansson-dev        JSON
 libpcre2-dev          regular expressions of tokenizers
 libutf8proc-dev       Unicode normalisation
