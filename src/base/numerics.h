@@ -137,56 +137,6 @@ WEFT__HD float weft__f32_from_e8m0(uint8_t b)
     return weft__f32_from_bits(b != 0 ? (uint32_t)b << 23 : 0x00400000u);
 }
 
-/* ---- RMSNorm: the one order in which a row's squares are added, whatever computes it ----
- * Eight neighbours are a chunk, 32 chunks (256 elements) a group, 32 groups a block; a short row is
- * padded with zeros, which changes no bit. A chunk is added pairwise, the 32 chunks of a group and
- * the 32 groups of a block by halving (v[i] += v[i + 16], 8, 4, 2, 1), the blocks in ascending
- * order from zero. A warp halves by exchanging registers; it gets the same bits. */
-
-WEFT__HD float weft__norm_chunk(const float x[8])
-{
-    return ((x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3])) +
-           ((x[4] * x[4] + x[5] * x[5]) + (x[6] * x[6] + x[7] * x[7]));
-}
-
-WEFT__HD float weft__norm_halve(float v[32])
-{
-    for (int half = 16; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) v[i] += v[i + half];
-    return v[0];
-}
-
-/* Sum of squares of n elements. */
-WEFT__HD float weft__norm_sum(const float *x, int64_t n)
-{
-    float total = 0;
-    for (int64_t block = 0; block < n; block += 8192) {
-        float groups[32];
-        for (int g = 0; g < 32; g++) {
-            float chunks[32];
-            for (int c = 0; c < 32; c++) {
-                int64_t at = block + g * 256 + c * 8;
-                float padded[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-                for (int i = 0; i < 8 && at + i < n; i++) padded[i] = x[at + i];
-                chunks[c] = weft__norm_chunk(at + 8 <= n ? x + at : padded);
-            }
-            groups[g] = weft__norm_halve(chunks);
-        }
-        total += weft__norm_halve(groups);
-    }
-    return total;
-}
-
-/* What a row is multiplied by: y = round(round(x * factor) * weight). */
-WEFT__HD float weft__norm_factor(float sum, int64_t n, float eps)
-{
-#ifdef __CUDA_ARCH__
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)n), eps)));
-#else
-    return 1.0f / sqrtf(sum / (float)n + eps);
-#endif
-}
-
 /* ---- NVFP4 activations (models.md 3.6): scale byte of a block, and the factor for its codes ----
  * G = 1/input_scale rounded once; amax is the largest magnitude of the block's 16 values (NaN if
  * any is NaN). code = e2m1_from_f32(x * inverse). */
