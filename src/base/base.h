@@ -82,6 +82,11 @@ uint64_t weft__now_ns(void); /* monotonic */
  * last seen, so a result equal to `seen` means the deadline passed. */
 uint32_t weft__wait_change(_Atomic uint32_t *word, uint32_t seen, uint64_t deadline_ns);
 
+/* The same without the spinning. */
+uint32_t weft__wait_sleep(_Atomic uint32_t *word, uint32_t seen, uint64_t deadline_ns);
+
+void weft__pause(void); /* between two looks at a word */
+
 /* Wakes every waiter on word. Call after a release store to it. */
 void weft__wake_all(_Atomic uint32_t *word);
 

@@ -103,6 +103,18 @@ WEFT__HD uint8_t weft__e4m3_from_f32(float value)
     return (uint8_t)(sign | (weft__f32_bits(shifted) - 0x46800000u));
 }
 
+/* FP8 scale of a row whose largest magnitude is amax: code = e4m3_from_f32(x / scale). A row too
+ * small for a scale counts as zeros; a NaN poisons its row. */
+WEFT__HD float weft__fp8_scale(float amax)
+{
+#ifdef __CUDA_ARCH__
+    float scale = __fdiv_rn(amax, 448.0f);
+#else
+    float scale = amax / 448.0f;
+#endif
+    return scale == 0.0f ? 1.0f : weft__f32_canonical(scale);
+}
+
 /* ---- E2M1: 0 .5 1 1.5 2 3 4 6, sign in bit 3 ---- */
 
 WEFT__HD float weft__f32_from_e2m1(uint8_t code)

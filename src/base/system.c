@@ -22,7 +22,7 @@ uint64_t weft__now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void pause_cpu(void)
+void weft__pause(void)
 {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -36,8 +36,13 @@ uint32_t weft__wait_change(_Atomic uint32_t *word, uint32_t seen, uint64_t deadl
     for (int i = 0; i < SPIN_ROUNDS; i++) {
         uint32_t value = atomic_load_explicit(word, memory_order_acquire);
         if (value != seen) return value;
-        pause_cpu();
+        weft__pause();
     }
+    return weft__wait_sleep(word, seen, deadline_ns);
+}
+
+uint32_t weft__wait_sleep(_Atomic uint32_t *word, uint32_t seen, uint64_t deadline_ns)
+{
     for (;;) {
         uint32_t value = atomic_load_explicit(word, memory_order_acquire);
         if (value != seen) return value;

@@ -1,0 +1,208 @@
+/* comm_args.h: what the communicator and the collective kernels of a device share: the memory that
+ * ranks see, and the kernels' arguments. Compiled as C and as CUDA C. docs/PROTOCOL.md explains it.
+ *
+ * Each rank has one segment of memory that its peers can read:
+ *
+ *     struct weft__comm_rank | staging of the world (4 messages) | heap: staging of groups, user's
+ *
+ * staging = input 0, input 1, sum 0, sum 1; operation number `epoch` of a group uses epoch % 2. */
+#ifndef WEFT_SRC_COMM_ARGS_H
+#define WEFT_SRC_COMM_ARGS_H
+
+#include "weft_comm.h"
+
+#ifdef __CUDACC__
+#define WEFT__ATOMIC(type) type /* accessed with ld.acquire.sys and st.release.sys */
+#define WEFT__SIZE_IS(type, bytes) static_assert(sizeof(type) == (bytes), #type)
+#else
+#include <stdatomic.h>
+#define WEFT__ATOMIC(type) _Atomic(type)
+#define WEFT__SIZE_IS(type, bytes) _Static_assert(sizeof(type) == (bytes), #type)
+#endif
+
+/* name, text */
+#define WEFT__COMM_OPS(X)               \
+    X(NO_OP, "")                        \
+    X(ALLREDUCE, "allreduce")           \
+    X(REDUCE_SCATTER, "reduce_scatter") \
+    X(ALL_GATHER, "all_gather")         \
+    X(BROADCAST, "broadcast")           \
+    X(BARRIER, "barrier")
+
+enum weft__comm_op {
+#define X(name, text) WEFT__##name,
+    WEFT__COMM_OPS(X)
+#undef X
+};
+
+/* A rank's progress in a group is epoch * 4 + phase and only grows; it wraps. Phase, and what its
+ * publication promises to whoever acquires it. */
+#define WEFT__COMM_PHASES(X)                                                                     \
+    X(NO_PHASE, "")                                                                              \
+    X(INPUT, "input")     /* my input can be read; I have read all I wanted of earlier epochs */ \
+    X(SUM, "sum")         /* my share of the sum can be read; I have read all inputs */          \
+    X(RELEASE, "release") /* I have read all inputs (published when a peer holds its own) */
+
+enum weft__comm_phase {
+#define X(name, text) WEFT__##name,
+    WEFT__COMM_PHASES(X)
+#undef X
+};
+
+enum {
+    WEFT__COMM_CHANNELS = WEFT_COMM_GROUPS_MAX + 1, /* the world's is 0 */
+    WEFT__COMM_SHARE_UNIT = 16,                     /* elements; two-shot shares are whole units */
+};
+
+/* What a rank says about its operation. Ranks compare all but hold and input. */
+struct weft__comm_post {
+    uint32_t op; /* enum weft__comm_op */
+    uint32_t dtype;
+    int64_t shape[2]; /* reductions: tokens, hidden; others: rows, bytes */
+    uint64_t detail;  /* hash of everything else that must agree */
+    uint32_t two_shot;
+    uint32_t hold; /* the input is the caller's own memory: publish RELEASE when you have read it */
+    uint64_t input; /* offset of the input in my segment */
+    uint64_t unused[2];
+};
+WEFT__SIZE_IS(struct weft__comm_post, 64);
+
+/* One rank in one group, by cache lines: what peers poll, what they read then, what is private.
+ * All but sleepers is written by its owner alone. */
+struct weft__comm_channel {
+    WEFT__ATOMIC(uint32_t) progress;
+    WEFT__ATOMIC(uint32_t) sleepers; /* peers that sleep on progress */
+    WEFT__ATOMIC(uint32_t) closed;   /* progress will not change any more */
+    uint32_t unused[13];
+    struct weft__comm_post post[2]; /* by epoch % 2, readable under INPUT */
+    uint32_t epoch;                 /* of the last operation */
+    uint32_t pad;
+    uint64_t wait_ns;
+    uint64_t spare[6];
+};
+WEFT__SIZE_IS(struct weft__comm_channel, 256);
+
+struct weft__comm_rank {
+    WEFT__ATOMIC(uint32_t) heartbeat; /* grows while its owner works */
+    uint32_t pad;
+    WEFT__ATOMIC(uint64_t) waiting; /* weft__comm_waiting(), 0 when it does not wait */
+    uint64_t unused[6];
+    struct weft__comm_channel channel[WEFT__COMM_CHANNELS];
+};
+WEFT__SIZE_IS(struct weft__comm_rank, 64 + 256 * WEFT__COMM_CHANNELS);
+
+/* Whom a sleeping rank waits for, so that others blame the end of a chain of waits. */
+static inline uint64_t weft__comm_waiting(int world_rank, int channel, uint32_t progress)
+{
+    return 1ull << 63 | (uint64_t)world_rank << 40 | (uint64_t)channel << 32 | progress;
+}
+
+enum weft__comm_fault_kind {
+    WEFT__FAULT_TIMEOUT,
+    WEFT__FAULT_DEADLOCK,
+    WEFT__FAULT_CLOSED,
+    WEFT__FAULT_MISMATCH,
+    WEFT__FAULT_ABORT,
+};
+
+enum { WEFT__COMM_HEALTHY, WEFT__COMM_FAILING, WEFT__COMM_FAILED };
+
+/* The first failure of a session; one for all its ranks. Setting state poisons the session. */
+struct weft__comm_fault {
+    WEFT__ATOMIC(uint32_t) state; /* HEALTHY, FAILING: being written, FAILED: readable */
+    uint32_t kind;                /* enum weft__comm_fault_kind */
+    int32_t rank, peer;           /* in the world: who noticed, who is to blame */
+    uint32_t op, phase, epoch;
+    uint32_t pad;
+    uint64_t elapsed_ns;
+    struct weft__comm_post mine, theirs; /* of a mismatch */
+    char reason[160];                    /* of an abort */
+};
+WEFT__SIZE_IS(struct weft__comm_fault, 328);
+
+/* A rank's view of a group: constant from open to close. */
+struct weft__comm_link {
+    int32_t rank, size, channel, world_size;
+    int32_t world_rank[WEFT_COMM_RANKS_MAX];            /* of each member */
+    struct weft__comm_rank *world[WEFT_COMM_RANKS_MAX]; /* by rank in the world */
+    uint8_t *segment[WEFT_COMM_RANKS_MAX];              /* of each member */
+    uint64_t staging[WEFT_COMM_RANKS_MAX];              /* offset in each member's segment */
+    struct weft__comm_fault *fault;
+    uint64_t message_bytes;
+    uint64_t timeout_ns;
+    uint32_t first_epoch;
+    uint32_t spins; /* tries before a waiting rank sleeps */
+};
+
+enum { WEFT__STAGING_MESSAGES = 4 };
+
+/* Offset of this epoch's input and sum buffers in a member's segment. */
+static inline uint64_t weft__comm_input_at(const struct weft__comm_link *link, int member,
+                                           uint32_t epoch)
+{
+    return link->staging[member] + (epoch & 1) * link->message_bytes;
+}
+
+static inline uint64_t weft__comm_sum_at(const struct weft__comm_link *link, int member,
+                                         uint32_t epoch)
+{
+    return link->staging[member] + (2 + (epoch & 1)) * link->message_bytes;
+}
+
+/* ---- arguments: one piece of an operation, at most one message ---- */
+
+enum weft__comm_source {
+    WEFT__SOURCE_STAGE,  /* copy the input, or form it from moe, into this epoch's input buffer */
+    WEFT__SOURCE_STAGED, /* the caller has written it there (weft_comm_input) */
+    WEFT__SOURCE_HEAP,   /* peers read the caller's memory */
+};
+
+/* Rows first .. first + rows of op. This rank wants rows out_first .. out_first + out_rows of all;
+ * row t of the input is row t - out_first of residual and of the outputs. */
+struct weft__comm_reduce_args {
+    weft_reduce op;
+    struct weft__comm_post post; /* but for input */
+    enum weft__comm_source source;
+    int64_t first, rows;
+    int64_t out_first, out_rows;
+};
+
+/* Bytes first .. first + bytes of each member's input, seen as one line. */
+struct weft__comm_move_args {
+    struct weft__comm_post post; /* op: ALL_GATHER, BROADCAST or BARRIER */
+    enum weft__comm_source source;
+    int32_t root; /* BROADCAST */
+    uint64_t first, bytes;
+    uint64_t row_bytes[WEFT_COMM_RANKS_MAX]; /* ALL_GATHER: of each member */
+    uint64_t out_row_bytes;
+    int64_t rows;
+    const uint8_t *in;
+    uint8_t *out;
+};
+
+#ifndef __CUDACC__
+
+/* ---- the device's part ---- */
+
+struct weft__comm_kernels; /* one rank's state of one group */
+
+struct weft__dev_comm {
+    const char *name;
+    /* Zeroed, page-aligned, visible to the peers. */
+    weft_status (*segment_alloc)(size_t bytes, uint8_t **out, weft_error *err);
+    void (*segment_free)(uint8_t *segment, size_t bytes);
+    weft_status (*open)(const struct weft__comm_link *link, bool portable,
+                        struct weft__comm_kernels **out, weft_error *err);
+    void (*close)(struct weft__comm_kernels *kernels);
+    /* Failures go to link->fault. */
+    void (*reduce)(struct weft__comm_kernels *kernels, const struct weft__comm_reduce_args *args);
+    void (*move)(struct weft__comm_kernels *kernels, const struct weft__comm_move_args *args);
+};
+
+extern const struct weft__dev_comm weft__cpu_comm;
+
+/* Records the failure unless there is one already, and poisons the session. */
+void weft__comm_fail(struct weft__comm_fault *fault, const struct weft__comm_fault *what);
+
+#endif /* __CUDACC__ */
+#endif
