@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/numerics.h"
 #include "sample.h"
 
 /* Digits of the radix selection: 31 bits of key, largest first. */
@@ -126,9 +127,7 @@ static weft_status check_finite(const float *logits, int64_t n, weft_error *err)
 {
     uint32_t bad = 0;
     for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &logits[i], sizeof bits);
-        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+        bad |= (weft__f32_bits(logits[i]) & 0x7f800000u) == 0x7f800000u;
     }
     if (bad == 0) return WEFT_OK;
     int64_t i = 0;
@@ -151,10 +150,13 @@ static float largest(const float *x, int64_t n)
 }
 
 /* e^x for x <= 0, within 2 units in the last place; 0 below -87. Ours rather than libm's so that
- * the compiler can vectorise it and every machine gives the same bits. */
+ * every machine gives the same bits, and with selects on integers so that the compiler vectorises
+ * it. */
 static inline float exp_negative(float x)
 {
-    float d = x < -87.0f ? -87.0f : x;
+    const uint32_t limit = 0x42ae0000u; /* 87 */
+    uint32_t bits = weft__f32_bits(x) & 0x7fffffffu, nonzero = bits <= limit ? ~0u : 0u;
+    float d = -weft__f32_from_bits(bits <= limit ? bits : limit);
     float n = d * 1.44269504f + 12582912.0f - 12582912.0f; /* round(d / ln 2) */
     float r = d - n * 0.693359375f - n * -2.12194440e-4f;
     float p = 1.9875691500e-4f; /* Cephes expf */
@@ -164,10 +166,8 @@ static inline float exp_negative(float x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
-    float power;
-    memcpy(&power, &bits, sizeof power);
-    return x < -87.0f ? 0.0f : p * power;
+    float power = weft__f32_from_bits((uint32_t)((int32_t)n + 127) << 23);
+    return weft__f32_from_bits(weft__f32_bits(p * power) & nonzero);
 }
 
 static double add_lanes(const double lane[LANES])
@@ -231,31 +231,39 @@ static void keep(struct weft__sampler *sampler, int64_t from, int64_t to)
     sampler->id[to] = sampler->id[from];
 }
 
+/* Masked ids stay in, with weight 0: they are never drawn. */
 static int64_t candidates(struct weft__sampler *sampler, float top, float temperature)
 {
-    int64_t n = 0;
-    for (int64_t i = 0; i < sampler->usable; i++) {
-        sampler->id[n] = (int32_t)i;
-        sampler->value[n] = (sampler->value[i] - top) / temperature;
-        n += sampler->value[n] > -INFINITY;
+    int64_t n = sampler->usable;
+    for (int64_t i = 0; i < n; i++) {
+        sampler->value[i] = (sampler->value[i] - top) / temperature;
+        sampler->weight[i] = exp_negative(sampler->value[i]);
+        sampler->id[i] = (int32_t)i;
     }
-    for (int64_t i = 0; i < n; i++) sampler->weight[i] = exp_negative(sampler->value[i]);
     return n;
 }
 
-/* Ascending keys are descending values. */
-static uint32_t key_of(float value)
+/* Keeps the candidates whose x (value or weight) is at least low. */
+static int64_t keep_from(struct weft__sampler *sampler, const float *x, int64_t n, float low)
 {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits & 0x7fffffffu;
+    enum { BLOCK = 4 * LANES };
+    int64_t kept = 0;
+    for (int64_t begin = 0; begin < n; begin += BLOCK) {
+        int64_t end = weft__min(begin + BLOCK, n);
+        if (largest(x + begin, end - begin) < low) continue;
+        for (int64_t i = begin; i < end; i++)
+            if (x[i] >= low) keep(sampler, i, kept++);
+    }
+    return kept;
 }
+
+/* Ascending keys are descending values. */
+static uint32_t key_of(float value) { return weft__f32_bits(value) & 0x7fffffffu; }
 
 /* Keeps the best candidates: `most` of them, or as few as weigh `mass`, whichever are fewer. A
  * radix selection, so any row takes three passes, the later ones over what the first left. */
 static int64_t keep_best(struct weft__sampler *sampler, int64_t n, int64_t most, double mass)
 {
-    if (most >= n && mass == INFINITY) return n;
     uint32_t prefix = 0;
     int64_t ahead = 0; /* candidates surely kept, and their weight */
     double ahead_mass = 0;
@@ -275,7 +283,7 @@ static int64_t keep_best(struct weft__sampler *sampler, int64_t n, int64_t most,
             ahead += sampler->count[b];
             ahead_mass += sampler->mass[b++];
         }
-        if (b == BUCKETS) b--; /* rounding left the mass just out of reach: the last ones too */
+        if (b == BUCKETS) return n; /* rounding left the mass just out of reach */
         prefix = prefix << DIGIT_BITS | b;
         int64_t kept = 0;
         for (int64_t i = 0; i < n; i++)
@@ -295,16 +303,52 @@ static int64_t keep_best(struct weft__sampler *sampler, int64_t n, int64_t most,
     return kept;
 }
 
+static int64_t keep_top_k(struct weft__sampler *sampler, int64_t n, int64_t k)
+{
+    if (k >= n) return n;
+    /* Of k parts of the row each has a largest; at least k candidates reach the least of those. */
+    if (k <= n / 64) {
+        float low = 0;
+        for (int64_t part = 0; part < k; part++) {
+            int64_t begin = n * part / k, end = n * (part + 1) / k;
+            low = fminf(low, largest(sampler->value + begin, end - begin));
+        }
+        n = keep_from(sampler, sampler->value, n, low);
+    }
+    return keep_best(sampler, n, k, INFINITY);
+}
+
+static int64_t keep_top_p(struct weft__sampler *sampler, int64_t n, double p)
+{
+    double total = sum(sampler->weight, n);
+    /* All those below this weight together are less than what top-p drops. */
+    float low = (float)(0.999 * (1 - p) * total / (double)n);
+    n = keep_from(sampler, sampler->weight, n, low);
+    return keep_best(sampler, n, n, fmax(p * total, DBL_MIN)); /* of mass 0 none would be kept */
+}
+
 static int32_t draw(const struct weft__sampler *sampler, int64_t n, double uniform)
 {
-    double target = uniform * sum(sampler->weight, n), below = 0;
-    int64_t last = 0; /* the largest weighs 1, so one is always found */
-    for (int64_t i = 0; i < n; i++) {
-        if (sampler->weight[i] == 0) continue;
-        last = i;
-        below += (double)sampler->weight[i];
-        if (below > target) break;
+    enum { BLOCK = 1024 };
+    const float *weight = sampler->weight;
+    double total = 0, below = 0;
+    for (int64_t i = 0; i < n; i += BLOCK) total += sum(weight + i, weft__min(BLOCK, n - i));
+    double target = uniform * total;
+    for (int64_t begin = 0; begin < n; begin += BLOCK) {
+        int64_t end = weft__min(begin + BLOCK, n);
+        double block = sum(weight + begin, end - begin);
+        if (below + block <= target) {
+            below += block;
+            continue;
+        }
+        for (int64_t i = begin; i < end; i++) {
+            below += (double)weight[i];
+            if (below > target) return sampler->id[i];
+        }
     }
+    /* Rounding put the target at the very end; the largest weighs 1, so there is a last one. */
+    int64_t last = n - 1;
+    while (weight[last] == 0) last--;
     return sampler->id[last];
 }
 
@@ -327,15 +371,9 @@ weft_status weft__sample(struct weft__sampler *sampler, const struct weft__sampl
         return WEFT_OK;
     }
     int64_t n = candidates(sampler, top, s->temperature);
-    if (s->top_k > 0) n = keep_best(sampler, n, s->top_k, INFINITY);
-    if (s->top_p < 1) /* never 0, which would keep none */
-        n = keep_best(sampler, n, n, fmax((double)s->top_p * sum(sampler->weight, n), DBL_MIN));
-    if (s->min_p > 0) {
-        int64_t kept = 0;
-        for (int64_t i = 0; i < n; i++)
-            if (sampler->weight[i] >= s->min_p) keep(sampler, i, kept++);
-        n = kept;
-    }
+    if (s->top_k > 0) n = keep_top_k(sampler, n, s->top_k);
+    if (s->top_p < 1) n = keep_top_p(sampler, n, (double)s->top_p);
+    if (s->min_p > 0) n = keep_from(sampler, sampler->weight, n, s->min_p);
     uint64_t position = (uint64_t)(row->prompt_count + row->output_count);
     *token = draw(sampler, n, weft__uniform(s->seed, row->sample, position));
     return WEFT_OK;

@@ -137,8 +137,8 @@ static void philox_known_answers(void **unused)
     assert_true(weft__uniform(7, 0, 1) != base && weft__uniform(7, 0, 1ull << 32) != base);
 }
 
-/* Draws many tokens at different positions and returns chi-square / degrees, or -1 if a token of
- * probability zero was drawn. Cells expected below 5 are joined. */
+/* Draws many tokens at different positions and returns chi-square / degrees, or -infinity if a
+ * token of probability zero was drawn. Cells expected below 5 are joined. */
 static double chi_square(struct weft__sampler *sampler, struct weft__sample_row row, int64_t vocab,
                          const double *p, int draws)
 {
@@ -152,7 +152,7 @@ static double chi_square(struct weft__sampler *sampler, struct weft__sample_row 
         int32_t token;
         assert_int_equal(weft__sample(sampler, &row, &token, NULL), WEFT_OK);
         assert_in_range(token, 0, vocab - 1);
-        if (p[token] == 0) return -1;
+        if (p[token] == 0) return -INFINITY;
         hits[token]++;
     }
     double chi = 0, rest = 0, rest_hits = 0;
@@ -196,7 +196,9 @@ static void random_setup(struct setup *t, int64_t vocab)
     struct weft__sampling *s = &t->sampling;
     *s = weft__sampling_default;
     s->temperature = random_u32() % 4 == 0 ? 0 : (float)random_double(0.3, 2);
-    if (random_u32() % 2) s->top_k = (int32_t)(random_u32() % (uint32_t)(vocab + 5));
+    if (random_u32() % 2)
+        s->top_k =
+            (int32_t)(random_u32() % (uint32_t)(random_u32() % 2 ? vocab / 64 + 2 : vocab + 5));
     if (random_u32() % 2) s->top_p = (float)random_double(0, 1);
     if (random_u32() % 2) s->min_p = (float)random_double(0, 0.3);
     if (random_u32() % 2) s->repetition_penalty = (float)random_double(0.5, 2);
