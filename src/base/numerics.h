@@ -107,11 +107,7 @@ WEFT__HD uint8_t weft__e4m3_from_f32(float value)
  * small for a scale counts as zeros; a NaN poisons its row. */
 WEFT__HD float weft__fp8_scale(float amax)
 {
-#ifdef __CUDA_ARCH__
-    float scale = __fdiv_rn(amax, 448.0f);
-#else
     float scale = amax / 448.0f;
-#endif
     return scale == 0.0f ? 1.0f : weft__f32_canonical(scale);
 }
 

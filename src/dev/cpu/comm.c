@@ -10,7 +10,7 @@
 #include <xmmintrin.h>
 #endif
 
-#include "base/numerics.h"
+#include "base/rows.h"
 #include "comm_rows.h"
 #include "dev/comm_args.h"
 
@@ -427,7 +427,7 @@ static void finish_row(struct weft__comm_kernels *k, const struct weft__comm_red
     const weft_reduce *op = &args->op;
     if (op->norm) {
         float factor =
-            weft__norm_factor(k->rows->sum_squares(k->row, op->hidden), op->hidden, op->norm_eps);
+            weft__rms_factor(k->rows->sum_squares(k->row, op->hidden), op->hidden, op->norm_eps);
         k->rows->scale(op->dtype, k->row, factor, op->norm_weight, k->row, op->hidden);
     }
     if (op->y != NULL)

@@ -18,6 +18,6 @@ const struct weft__rows *weft__rows_pick(bool portable)
 void weft__rmsnorm_row(const struct weft__rows *rows, const float *x, const float *weight,
                        float eps, float *y, int64_t n)
 {
-    float factor = weft__norm_factor(rows->sum_squares(x, n), n, eps);
+    float factor = weft__rms_factor(rows->sum_squares(x, n), n, eps);
     rows->scale(WEFT_F32, x, factor, weight, y, n);
 }

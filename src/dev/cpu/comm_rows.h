@@ -27,7 +27,7 @@ struct weft__rows {
     /* n a multiple of 16: */
     void (*nvfp4)(const float *x, float G, uint8_t *codes, uint8_t *scales, int64_t n);
     /* any n: */
-    float (*sum_squares)(const float *x, int64_t n); /* weft__norm_sum */
+    float (*sum_squares)(const float *x, int64_t n); /* weft__sum_squares */
     /* out = round(round(in * factor) * weight), the rounding that of dtype; weight may be NULL, out
      * may be in. */
     void (*scale)(weft_dtype dtype, const float *in, float factor, const void *weight, float *out,

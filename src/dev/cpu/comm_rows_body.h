@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "base/numerics.h"
+#include "base/rows.h"
 #include "comm_rows.h"
 
 #if defined(__F16C__)
@@ -204,48 +204,27 @@ INLINE f32x8 square_quads(const float *x)
     return add_neighbours(add_neighbours(q[0], q[1]), add_neighbours(q[2], q[3]));
 }
 
-/* weft__norm_chunk of eight chunks. */
-INLINE f32x8 square_chunks(const float *x)
+/* Node of level 6 of the tree: 64 elements. */
+INLINE float square_node(const float *x)
 {
     f32x8 low = square_quads(x), high = square_quads(x + 32);
-    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 8, 9, 10, 11) +
-           __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
-}
-
-/* weft__norm_halve of v0 | v1 | v2 | v3. */
-INLINE float halve(f32x8 v0, f32x8 v1, f32x8 v2, f32x8 v3)
-{
-    f32x8 v = (v0 + v2) + (v1 + v3);
-    v = v + __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7);
-    v = v + __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3);
-    return v[0] + v[1];
-}
-
-INLINE float square_group(const float *x)
-{
-    return halve(square_chunks(x), square_chunks(x + 64), square_chunks(x + 128),
-                 square_chunks(x + 192));
+    f32x8 eights = __builtin_shufflevector(low, high, 0, 1, 2, 3, 8, 9, 10, 11) +
+                   __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
+    f32x8 pairs = add_neighbours(eights, eights), quads = add_neighbours(pairs, pairs);
+    return quads[0] + quads[4];
 }
 
 static float sum_squares_row(const float *x, int64_t n)
 {
-    float total = 0.0f;
-    for (int64_t block = 0; block < n; block += 8192) {
-        float group[32] = {0}, padded[256];
-        for (int g = 0; g < 32 && block + g * 256 < n; g++) {
-            const float *from = x + block + g * 256;
-            int64_t left = n - (block + g * 256);
-            if (left < 256) {
-                memset(padded, 0, sizeof padded);
-                memcpy(padded, from, (size_t)left * sizeof *from);
-                from = padded;
-            }
-            group[g] = square_group(from);
-        }
-        total = total + halve(load_f32(group), load_f32(group + 8), load_f32(group + 16),
-                              load_f32(group + 24));
+    float waiting[WEFT__TREE_LEVELS];
+    int64_t nodes = 0;
+    for (; 64 * nodes + 64 <= n; nodes++)
+        weft__tree_push(waiting, nodes, square_node(x + 64 * nodes));
+    if (64 * nodes < n) {
+        float rest = weft__sum_squares(x + 64 * nodes, n - 64 * nodes);
+        weft__tree_push(waiting, nodes++, rest);
     }
-    return total;
+    return weft__tree_root(waiting, nodes);
 }
 
 INLINE void scale_as(weft_dtype dtype, const float *in, float factor, const void *weight,
