@@ -1,4 +1,5 @@
 /* Checkpoints: a directory's safetensors files mapped read-only, their tensors found by name. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,10 +64,13 @@ static weft_status file_open(struct file *file, struct weft__header *header, wef
     file->shape = header->shape;
     header->shape = NULL;
     void *map = mmap(NULL, file->size, PROT_READ, MAP_PRIVATE, file->fd, 0);
-    if (map == MAP_FAILED)
+    if (map == MAP_FAILED && errno == ENOMEM)
         return weft__fail(err, WEFT_NO_MEMORY,
-                          "%s: cannot map %zu bytes: raise the address space limit (ulimit -v)",
+                          "%s: out of memory: cannot map %zu bytes; raise the limit on address "
+                          "space (ulimit -v)",
                           file->path, file->size);
+    if (map == MAP_FAILED)
+        return weft__fail(err, WEFT_IO, "%s: cannot be mapped: %s", file->path, strerror(errno));
     file->map = map;
     return WEFT_OK;
 }

@@ -490,8 +490,10 @@ static void mutations(void **state)
         memcpy(copy, original, sizeof copy);
         for (int n = 1 + rand() % 3; n > 0; n--) {
             size_t at = (size_t)rand() % len;
-            copy[at] = rand() % 2 ? alphabet[(size_t)rand() % (sizeof alphabet - 1)]
-                                  : (char)(rand() % 256);
+            if (rand() % 2)
+                copy[at] = alphabet[(size_t)rand() % (sizeof alphabet - 1)];
+            else
+                copy[at] = (char)(rand() % 256);
         }
         put_bytes(path, copy, rand() % 8 == 0 ? (size_t)rand() % len : len);
         struct weft__checkpoint *checkpoint = NULL;
