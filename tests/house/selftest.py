@@ -27,6 +27,7 @@ SOUND = {
     "src/model/model.h": "int weft__model(void);\n",
     "src/model/two.c": '#include "base/base.h"\n#include "model/model.h"\n\n'
                        'int weft__model(void)\n{\n    return weft__one();\n}\n',
+    "src/prog/env.c": 'char *f(void) { return getenv("A"); }\n',
     "kernels/k.cu": '#include "k.cuh"\n',
     "kernels/k.cuh": "\n",
 }
@@ -49,7 +50,8 @@ FAULTS = (
     ("exit", "source", "src/base/one.c", "void f(void) { exit(1); }\n", "exit() is banned"),
     ("printf", "source", "src/base/one.c", 'void f(void) { printf("a"); }\n', "printf() is banned"),
     ("stderr", "source", "src/base/one.c", 'void f(void) { fprintf(stderr, "a"); }\n', "does not print"),
-    ("getenv", "source", "src/prog/x.c", 'void f(void) { getenv("A"); }\n', "environment.c"),
+    ("getenv", "source", "src/base/one.c", 'void f(void) { getenv("A"); }\n', "one file of src/prog"),
+    ("second getenv", "source", "src/prog/x.c", 'void f(void) { getenv("A"); }\n', "belongs in src/prog/env.c"),
     ("sscanf", "source", "src/prog/x.c", 'void f(char *s) { sscanf(s, "%d %s", 0, s); }\n', "overflows"),
     ("marker", "source", "src/base/one.c", "/* TODO */\n", "TODO"),
     ("path", "source", "docs/A.md", "See ../shared/design.md.\n", "outside the repository"),

@@ -36,6 +36,9 @@ PRINTING = {"printf": "weft_error or the log", "vprintf": "weft_error or the log
             "puts": "weft_error or the log", "putchar": "weft_error or the log",
             "perror": "weft_error"}
 
+ENVIRONMENT = ("getenv", "secure_getenv", "setenv", "putenv")
+reads_environment = [] # the one file of src/prog that does, the first found
+
 TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
 
@@ -58,6 +61,13 @@ def calls(code, names):
     pattern = re.compile(r"(?<![\w.>])(%s)\s*\(" % "|".join(names))
     for match in pattern.finditer(code):
         yield line_of(code, match.start()), match.group(1)
+
+
+def environment_file(path):
+    """The one file that may read the environment; the first of src/prog that does becomes it."""
+    if not reads_environment and path.startswith("src/prog/"):
+        reads_environment.append(path)
+    return reads_environment[0] if reads_environment else "one file of src/prog"
 
 
 def check_lengths(path, text):
@@ -98,10 +108,9 @@ def check_calls(path, text):
             yield line_of(code, match.start()), "calls", "library code does not print"
     for match in re.finditer(r'\bv?f?s?scanf\s*\([^;]*%[*]?(?:s|\[)', blank(text, True)):
         yield line_of(text, match.start()), "calls", "scanf without a width overflows"
-    # One thread owns each mutable object, and the environment is read in one file.
-    if path.startswith("src/") and path != "src/prog/environment.c":
-        for line, name in calls(code, ("getenv", "secure_getenv", "setenv", "putenv")):
-            yield line, "calls", "%s() belongs in src/prog/environment.c" % name
+    for line, name in calls(code, ENVIRONMENT):
+        if path.startswith("src/") and environment_file(path) != path:
+            yield line, "calls", "%s() belongs in %s" % (name, environment_file(path))
 
 
 def check_text(path, text):
@@ -131,6 +140,7 @@ def files(root):
 
 
 def main(root):
+    reads_environment.clear()
     count = violations = 0
     for path in files(root):
         if not (path.endswith(TEXT_NAMES) or os.path.basename(path) in ("Makefile", "run")):
