@@ -1,0 +1,101 @@
+#!/bin/sh
+# What a hostile or mistaken input does to the program: one clear line on stderr, exit 1 (2 for usage),
+# never a crash or a hang. bad_input_test.sh WEFT ROOT
+set -eu
+export LC_ALL=C
+weft=$1 root=$2
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+# expect STATUS WORDS COMMAND...: the exit status, and words (an extended regex) in the one line.
+expect() {
+    status=$1 words=$2
+    shift 2
+    code=0
+    timeout 60 "$@" >"$scratch/out" 2>"$scratch/err" </dev/null || code=$?
+    lines=$(wc -l <"$scratch/err")
+    if [ "$code" != "$status" ] || [ "$lines" != 1 ] || ! grep -qiE -- "$words" "$scratch/err"; then
+        echo "FAILED: $*"
+        echo "  exit $code, wanted $status; $lines lines, wanted one with: $words"
+        head -c 500 "$scratch/err"
+        failures=$((failures + 1))
+    fi
+}
+
+# model NAME: a copy of a golden model to spoil.
+model() {
+    rm -rf "$scratch/m"
+    cp -r "$root/tests/golden/models/$1" "$scratch/m"
+    chmod -R u+w "$scratch/m"
+}
+
+edit() { # edit FILE SED
+    sed -i "$2" "$scratch/m/$1"
+}
+
+# ---- usage ----
+expect 2 'frobnicate' "$weft" frobnicate
+expect 2 'tp' "$weft" check "$root/models/atlas" --tp 0
+expect 2 'tp' "$weft" check "$root/models/atlas" --tp 17
+expect 2 'tp' "$weft" check "$root/models/atlas" --tp two
+expect 2 'no-such-option' "$weft" run "$root/models/atlas" --no-such-option
+expect 2 'model' "$weft" check
+
+# ---- directories ----
+expect 1 'no-such' "$weft" check "$scratch/no-such"
+mkdir "$scratch/empty"
+expect 1 'config.json' "$weft" check "$scratch/empty"
+model llama
+rm "$scratch/m/config.json"
+mkfifo "$scratch/m/config.json"
+expect 1 'config.json' "$weft" check "$scratch/m"
+model llama
+expect 1 'tokenizer' "$weft" run "$scratch/m" "Hello"
+model llama
+rm "$scratch/m/reference.safetensors"
+expect 1 'reference.safetensors' "$weft" check "$scratch/m"
+
+# ---- configuration ----
+model llama
+edit config.json 's/"model_type": "llama"/"model_type": "gpt9"/'
+expect 1 'gpt9.*llama' "$weft" check "$scratch/m"
+model llama3-rope
+edit config.json 's/"rope_type": "llama3"/"rope_type": "spiral"/'
+expect 1 'spiral.*yarn' "$weft" check "$scratch/m"
+model llama
+edit config.json '0,/{/s/{/{ "quantization_config": {"quant_method": "gguf9"},/'
+expect 1 'gguf9' "$weft" check "$scratch/m"
+model llama
+edit config.json 's/"hidden_size": *[0-9]*/"hidden_size": 4611686018427387904/'
+expect 1 'hidden_size' "$weft" check "$scratch/m"
+model llama
+edit config.json 's/"num_hidden_layers": *[0-9]*/"num_hidden_layers": -1/'
+expect 1 'num_hidden_layers' "$weft" check "$scratch/m"
+model llama
+head -c 100000 /dev/zero | tr '\0' '[' >"$scratch/m/config.json"
+expect 1 'config.json' "$weft" check "$scratch/m"
+
+# ---- tensors ----
+model llama
+truncate -s 200000 "$scratch/m/model.safetensors"
+expect 1 'model.safetensors' "$weft" check "$scratch/m"
+model llama
+printf '\377\377\377\377\377\377\377\177' | dd of="$scratch/m/model.safetensors" conv=notrunc 2>/dev/null
+expect 1 'header' "$weft" check "$scratch/m"
+model llama
+edit model.safetensors 's/model\.norm\.weight/model.nerm.weight/'
+expect 1 'model.norm.weight' "$weft" check "$scratch/m"
+model llama
+edit config.json 's/"intermediate_size": *[0-9]*/"intermediate_size": 97/'
+expect 1 'shape|gate_proj|97' "$weft" check "$scratch/m"
+model llama
+: >"$scratch/m/model.safetensors"
+expect 1 'model.safetensors' "$weft" check "$scratch/m"
+
+# ---- prompts ----
+yes word | head -n 5000 | tr '\n' ' ' >"$scratch/long"
+expect 1 '1024|context' "$weft" run "$root/models/atlas" "$(cat "$scratch/long")"
+
+[ $failures = 0 ] || exit 1
+echo "bad input: every case ends in one line and the right status"
