@@ -1,0 +1,582 @@
+/* reduce.cu: sum over ranks, residual, RMSNorm, quantisation, in one kernel.
+ *
+ * A row is cut into groups of 256 elements, a warp's 32 lanes times 8; the warps of a cluster of
+ * blocks share the groups of a row, and the clusters of the grid share the rows. A rank of p moves,
+ * with n bytes of input (packed data takes twice the bytes of plain data):
+ *     one-shot   reads n, writes n to each slot, reads p * n from slots
+ *     two-shot   the same with n / p to each owner; then the owner's sums, again n / p to each
+ *     afterwards reads the residual, writes residual_out, y, codes, scales
+ * Order: see wait.cuh. Outputs may be the inputs: a row's results are stored by the thread that has
+ * read the same elements of that row, after it has. */
+
+#include "base/rows.h"
+#include "wait.cuh"
+
+/* ---- eight elements of a row, in storage form: 4 words of 16-bit types, 8 of F32 ---- */
+
+struct bf16 {
+    enum { WORDS = 4, BATCH = 8 }; /* BATCH: sources read at once */
+    __device__ static float from(uint32_t bits) { return weft__f32_from_bf16((uint16_t)bits); }
+    __device__ static uint32_t to(float v) { return weft__bf16_from_f32(v); }
+};
+
+struct f16 {
+    enum { WORDS = 4, BATCH = 8 };
+    __device__ static float from(uint32_t bits) { return weft__f32_from_f16((uint16_t)bits); }
+    __device__ static uint32_t to(float v) { return weft__f16_from_f32(v); }
+};
+
+struct f32 {
+    enum { WORDS = 8, BATCH = 4 };
+};
+
+template <class T> __device__ void unpack(const uint32_t *words, float *v)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = T::from(words[i] & 0xffffu);
+        v[2 * i + 1] = T::from(words[i] >> 16);
+    }
+}
+
+template <> __device__ void unpack<f32>(const uint32_t *words, float *v)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __uint_as_float(words[i]);
+}
+
+template <class T> __device__ void pack(const float *v, uint32_t *words)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) words[i] = T::to(v[2 * i]) | T::to(v[2 * i + 1]) << 16;
+}
+
+template <> __device__ void pack<f32>(const float *v, uint32_t *words)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) words[i] = __float_as_uint(weft__f32_canonical(v[i]));
+}
+
+/* Chunk number `chunk` of an array of rows. */
+template <class T> __device__ void load_chunk(uint64_t array, int64_t chunk, uint32_t *words)
+{
+    const uint4 *p = (const uint4 *)(array + (uint64_t)chunk * T::WORDS * 4);
+#pragma unroll
+    for (int i = 0; i < T::WORDS / 4; i++) *(uint4 *)(words + 4 * i) = p[i];
+}
+
+template <class T> __device__ void store_chunk(uint64_t array, int64_t chunk, const uint32_t *words)
+{
+    uint4 *p = (uint4 *)(array + (uint64_t)chunk * T::WORDS * 4);
+#pragma unroll
+    for (int i = 0; i < T::WORDS / 4; i++) p[i] = *(const uint4 *)(words + 4 * i);
+}
+
+/* ---- one thread's place and state ---- */
+
+struct place {
+    const struct weft__cuda_reduce_args *a;
+    struct call call;
+    int64_t chunks;        /* of a row */
+    int groups;            /* of a row */
+    int lane, warp, warps; /* warp: in the cluster */
+    int block;             /* in the cluster */
+    bool alive;            /* false after a failure: go on without waiting or storing */
+};
+
+__device__ static inline bool in_row(const place &at, int group)
+{
+    return group * 32 + at.lane < at.chunks;
+}
+
+/* This rank's share of row t: x, or a mixture of experts. */
+template <class T> __device__ void form(const place &at, int64_t t, int group, uint32_t *words)
+{
+    const struct weft__cuda_reduce_args *a = at.a;
+    int64_t column = group * 32 + at.lane;
+    if (a->top_k == 0) {
+        load_chunk<T>(a->x, t * at.chunks + column, words);
+        return;
+    }
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
+    for (int64_t k = t * a->top_k; k < (t + 1) * a->top_k; k++) {
+        int64_t slot = ((const int32_t *)a->slots)[k];
+        if (slot < 0 || slot >= a->expert_rows) continue;
+        float gate = ((const float *)a->gates)[k];
+        load_chunk<T>(a->expert_out, slot * at.chunks + column, words);
+        unpack<T>(words, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] = __fadd_rn(sum[i], __fmul_rn(v[i], gate));
+    }
+    if (a->shared != 0) {
+        load_chunk<T>(a->shared, t * at.chunks + column, words);
+        unpack<T>(words, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] = __fadd_rn(sum[i], v[i]);
+    }
+    pack<T>(sum, words);
+}
+
+/* ---- exchange of eight elements ---- */
+
+/* Where vector 0 of a thread's packed words is; the next are 512 bytes on, so that a warp's access
+ * is one line after the other. */
+template <class T> __device__ uint64_t packed_offset(const place &at, int64_t t, int group)
+{
+    uint64_t vector = ((uint64_t)t * at.groups + group) * (T::WORDS / 2) * 32 + at.lane;
+    return at.a->link.packed_at + vector * 16;
+}
+
+template <class T> __device__ uint64_t plain_offset(const place &at, int64_t t, int group)
+{
+    return at.a->link.plain_at + ((uint64_t)t * at.chunks + group * 32 + at.lane) * T::WORDS * 4;
+}
+
+template <class T, bool PACKED>
+__device__ void send(const place &at, int64_t t, int group, const uint32_t *words)
+{
+    const struct weft__cuda_link *link = &at.a->link;
+    uint32_t epoch = at.call.epoch;
+    for (int d = 0; d < link->sends; d++) {
+        char *slot = half_of(link, link->send[d], epoch);
+        if (PACKED) {
+            char *p = slot + packed_offset<T>(at, t, group);
+            uint64_t tag = (uint64_t)epoch << 32;
+#pragma unroll
+            for (int j = 0; j < T::WORDS / 2; j++)
+                store_relaxed(p + 512 * j,
+                              make_ulonglong2(tag | words[2 * j], tag | words[2 * j + 1]));
+        } else {
+            store_chunk<T>((uint64_t)slot + plain_offset<T>(at, t, group), 0, words);
+        }
+    }
+}
+
+/* Word i of the eight elements in vectors `in`. */
+template <bool PACKED> __device__ uint32_t word_of(const vec16 *in, int i)
+{
+    if (PACKED) return (uint32_t)(i % 2 != 0 ? in[i / 2].y : in[i / 2].x);
+    return (uint32_t)((i % 4 / 2 != 0 ? in[i / 4].y : in[i / 4].x) >> (i % 2 != 0 ? 32 : 0));
+}
+
+/* One try to read sources s .. s + COUNT - 1, as far as there are such. Returns the first source
+ * whose words are not all there, or -1. */
+template <class T, bool PACKED, int COUNT>
+__device__ int try_take(const place &at, int64_t t, int group, int s, int to,
+                        vec16 (*in)[T::WORDS / 2])
+{
+    const struct weft__cuda_link *link = &at.a->link;
+    uint64_t offset = PACKED ? packed_offset<T>(at, t, group) : plain_offset<T>(at, t, group);
+#pragma unroll
+    for (int b = 0; b < COUNT; b++) {
+        if (s + b >= to) break;
+        const char *p = half_of(link, link->recv[s + b], at.call.epoch) + offset;
+#pragma unroll
+        for (int j = 0; j < T::WORDS / (PACKED ? 2 : 4); j++)
+            in[b][j] = load_relaxed(p + (PACKED ? 512 : 16) * j);
+    }
+    int missing = -1;
+#pragma unroll
+    for (int b = COUNT - 1; PACKED && b >= 0; b--) {
+        bool here = true;
+#pragma unroll
+        for (int j = 0; j < T::WORDS / 2; j++)
+            here = here && (uint32_t)(in[b][j].x >> 32) == at.call.epoch &&
+                   (uint32_t)(in[b][j].y >> 32) == at.call.epoch;
+        if (s + b < to && !here) missing = s + b;
+    }
+    return missing;
+}
+
+/* Waits for sources s .. s + COUNT - 1; for a whole warp. Plain data is there already. */
+template <class T, bool PACKED, int COUNT>
+__device__ void take(place &at, int64_t t, int group, int s, int to, vec16 (*in)[T::WORDS / 2])
+{
+    struct patience last = {-1, 0, 0};
+    for (uint32_t tries = 1; at.alive; tries++) {
+        int missing = in_row(at, group) ? try_take<T, PACKED, COUNT>(at, t, group, s, to, in) : -1;
+        if (!PACKED || __all_sync(~0u, missing < 0)) return;
+        if (tries % TRIES == 0)
+            at.alive = keep_waiting(at.call, &last, __reduce_max_sync(~0u, missing));
+    }
+}
+
+/* The sum over ranks of eight elements, in ascending order. */
+template <class T, bool PACKED> __device__ void fold(place &at, int64_t t, int group, float *sum)
+{
+    int ranks = at.a->link.ranks;
+    uint32_t words[T::WORDS] = {};
+    if (ranks == 1) {
+        if (in_row(at, group)) form<T>(at, t, group, words);
+        unpack<T>(words, sum);
+        return;
+    }
+    for (int s = 0; s < ranks; s += T::BATCH) {
+        vec16 in[T::BATCH][T::WORDS / 2] = {};
+        take<T, PACKED, T::BATCH>(at, t, group, s, ranks, in);
+#pragma unroll
+        for (int b = 0; b < T::BATCH; b++) {
+            if (s + b >= ranks) break;
+            float v[8];
+#pragma unroll
+            for (int i = 0; i < T::WORDS; i++) words[i] = word_of<PACKED>(in[b], i);
+            unpack<T>(words, v);
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum[i] = s + b == 0 ? v[i] : __fadd_rn(sum[i], v[i]);
+        }
+    }
+}
+
+/* round(residual + sum over ranks), in storage form. `out` is the row of the residual. */
+template <class T, bool PACKED>
+__device__ void sum_up(place &at, int64_t t, int64_t out, int group, uint32_t *words)
+{
+    const struct weft__cuda_reduce_args *a = at.a;
+    uint32_t residual[T::WORDS] = {};
+    bool add = a->residual != 0;
+    if (add && in_row(at, group))
+        load_chunk<T>(a->residual, out * at.chunks + group * 32 + at.lane, residual);
+    float sum[8], v[8];
+    fold<T, PACKED>(at, t, group, sum);
+    unpack<T>(residual, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum[i] = add ? __fadd_rn(v[i], sum[i]) : sum[i];
+    pack<T>(sum, words);
+}
+
+/* ---- reductions of a row over the cluster; results are the same in all its threads ---- */
+
+struct row_memory {
+    uint32_t squares[WEFT_COMM_HIDDEN_MAX / WEFT__CUDA_GROUP];
+    uint32_t largest[WEFT_COMM_HIDDEN_MAX / WEFT__CUDA_GROUP];
+};
+
+/* Adds neighbours: the tree of rows.h over the lanes of a warp. */
+__device__ static inline float add_lanes(float v)
+{
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2)
+        v = __fadd_rn(v, __shfl_xor_sync(~0u, v, distance));
+    return v;
+}
+
+__device__ static inline float add_squares(const float *v)
+{
+    float q[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) q[i] = __fmul_rn(v[i], v[i]);
+    return __fadd_rn(__fadd_rn(__fadd_rn(q[0], q[1]), __fadd_rn(q[2], q[3])),
+                     __fadd_rn(__fadd_rn(q[4], q[5]), __fadd_rn(q[6], q[7])));
+}
+
+/* Leaves a group's value in every block of the cluster; lane b writes to block b. */
+__device__ static inline void share(const place &at, uint32_t *words, int group, uint32_t value)
+{
+    if (at.lane < at.a->cluster) cluster_store(words + group, at.lane, at.a->cluster, value);
+}
+
+/* After the cluster barrier: the root of the tree. */
+__device__ static float tree_root(const place &at, const uint32_t *squares)
+{
+    float top = 0;
+    for (int first = 0; first < at.groups; first += 32) {
+        float node = first + at.lane < at.groups ? __uint_as_float(squares[first + at.lane]) : 0.0f;
+        node = add_lanes(node);
+        if (at.groups <= 32) return node;
+        if (at.lane == first / 32) top = node;
+    }
+    return add_lanes(top);
+}
+
+/* ---- outputs ---- */
+
+__device__ static inline uint32_t magnitude(float v) { return __float_as_uint(v) & 0x7fffffffu; }
+
+/* As bits, NaN is above all numbers. */
+__device__ static inline uint32_t largest_of(const float *v)
+{
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) most = max(most, magnitude(v[i]));
+    return most;
+}
+
+__device__ static void store_fp8(const place &at, int64_t chunk, const float *v, float scale)
+{
+    uint2 codes = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        codes.x |= (uint32_t)weft__e4m3_from_f32(__fdiv_rn(v[i], scale)) << 8 * i;
+        codes.y |= (uint32_t)weft__e4m3_from_f32(__fdiv_rn(v[4 + i], scale)) << 8 * i;
+    }
+    ((uint2 *)at.a->codes)[chunk] = codes;
+}
+
+/* For a whole warp: neighbouring lanes hold the 16 values of a scale. */
+__device__ static void store_nvfp4(const place &at, int64_t out, int group, const float *v)
+{
+    const struct weft__cuda_reduce_args *a = at.a;
+    uint32_t most = largest_of(v);
+    most = max(most, __shfl_xor_sync(~0u, most, 1));
+    if (!in_row(at, group) || !at.alive) return;
+    uint8_t scale = weft__nvfp4_scale(__uint_as_float(most), a->quant_scale);
+    float inverse = weft__nvfp4_inverse(scale, a->quant_scale);
+    uint32_t codes = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        codes |= (uint32_t)weft__e2m1_from_f32(__fmul_rn(v[i], inverse)) << 4 * i;
+    int64_t column = group * 32 + at.lane, columns = a->hidden / 16;
+    ((uint32_t *)a->codes)[out * at.chunks + column] = codes;
+    if (at.lane % 2 != 0) return;
+    int64_t offset = a->quant == WEFT_QUANT_NVFP4_SWIZZLED
+                         ? weft__swizzled_scale_offset(a->scale_row + out, column / 2, columns)
+                         : out * columns + column / 2;
+    ((uint8_t *)a->scales)[offset] = scale;
+}
+
+/* Zeros in the tiles of swizzled scales where no scale is, shared by all threads of the grid. */
+__device__ static void clear_padding(const place &at)
+{
+    const struct weft__cuda_reduce_args *a = at.a;
+    int64_t columns = a->hidden / 16, padded = (columns + 3) / 4 * 4;
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < a->pad_rows * padded / 4;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t row = i / (padded / 4), first = i % (padded / 4) * 4;
+        if (row < a->out_rows && first + 4 <= columns) continue;
+        uint8_t *word =
+            (uint8_t *)a->scales + weft__swizzled_scale_offset(a->scale_row + row, first, columns);
+        for (int c = 0; c < 4; c++)
+            if (row >= a->out_rows || first + c >= columns) word[c] = 0;
+    }
+}
+
+template <class T> __device__ void load_weight(const place &at, int group, uint32_t *words)
+{
+    if (at.a->norm_weight != 0 && in_row(at, group))
+        load_chunk<T>(at.a->norm_weight, group * 32 + at.lane, words);
+}
+
+/* round(round(s * factor) * weight). */
+template <class T>
+__device__ void normalise(const place &at, float factor, const uint32_t *weight, uint32_t *words)
+{
+    float v[8], w[8];
+    unpack<T>(words, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], factor);
+    pack<T>(v, words);
+    if (at.a->norm_weight == 0) return;
+    unpack<T>(words, v);
+    unpack<T>(weight, w);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], w[i]);
+    pack<T>(v, words);
+}
+
+/* Stores y and the codes that need nothing of other groups; gives the largest magnitude. */
+template <class T>
+__device__ uint32_t put_y(const place &at, int64_t out, int group, const uint32_t *words)
+{
+    const struct weft__cuda_reduce_args *a = at.a;
+    int64_t chunk = out * at.chunks + group * 32 + at.lane;
+    bool mine = in_row(at, group) && at.alive;
+    if (mine && a->y != 0) store_chunk<T>(a->y, chunk, words);
+    if (a->quant == WEFT_QUANT_NONE) return 0;
+    float v[8];
+    unpack<T>(words, v);
+    if (a->quant == WEFT_QUANT_FP8_TENSOR) {
+        if (mine) store_fp8(at, chunk, v, a->quant_scale);
+    } else if (a->quant != WEFT_QUANT_FP8_TOKEN) {
+        store_nvfp4(at, out, group, v);
+    }
+    return in_row(at, group) ? largest_of(v) : 0;
+}
+
+/* Between the passes over a row, a warp keeps its elements: in registers when it has one group,
+ * else in shared memory. */
+template <class T, bool ONE> struct keeper {
+    uint32_t words[T::WORDS];
+    __device__ uint32_t *at(const place &, int) { return words; }
+};
+
+template <class T> struct keeper<T, false> {
+    uint4 *memory; /* [own groups][threads][WORDS / 4] */
+    __device__ uint32_t *at(const place &at, int group)
+    {
+        int own = (group - at.warp) / at.warps;
+        return (uint32_t *)(memory + (own * (int64_t)blockDim.x + threadIdx.x) * (T::WORDS / 4));
+    }
+};
+
+/* After the sum: the warp's rounded s is in `kept`. */
+template <class T, bool ONE>
+__device__ void finish_row(const place &at, int64_t out, keeper<T, ONE> &kept,
+                           const uint32_t *first_weight, struct row_memory *memory)
+{
+    const struct weft__cuda_reduce_args *a = at.a;
+    float factor = 1;
+    if (a->norm) {
+        cluster_barrier(a->cluster); /* partner: share() of all warps */
+        factor = weft__rms_factor(tree_root(at, memory->squares), a->hidden, a->norm_eps);
+    }
+    for (int group = at.warp; group < at.groups; group += at.warps) {
+        uint32_t *words = kept.at(at, group), weight[T::WORDS] = {};
+        if (a->norm && !ONE) load_weight<T>(at, group, weight);
+        if (a->norm) normalise<T>(at, factor, ONE ? first_weight : weight, words);
+        uint32_t most = put_y<T>(at, out, group, words);
+        if (a->quant == WEFT_QUANT_FP8_TOKEN)
+            share(at, memory->largest, group, __reduce_max_sync(~0u, most));
+        if (ONE) break;
+    }
+    if (a->quant != WEFT_QUANT_FP8_TOKEN) return;
+    cluster_barrier(a->cluster); /* partner: share() just above */
+    uint32_t most = 0;
+    for (int g = at.lane; g < at.groups; g += 32) most = max(most, memory->largest[g]);
+    float scale = weft__fp8_token_scale(__uint_as_float(__reduce_max_sync(~0u, most)));
+    if (!at.alive) return;
+    if (at.warp == 0 && at.lane == 0) ((float *)a->scales)[out] = scale;
+    for (int group = at.warp; group < at.groups; group += at.warps) {
+        float v[8];
+        unpack<T>(kept.at(at, group), v);
+        if (in_row(at, group)) store_fp8(at, out * at.chunks + group * 32 + at.lane, v, scale);
+        if (ONE) break;
+    }
+}
+
+/* ---- the kernel ---- */
+
+/* The rank that sums row t in a two-shot reduction, as weft_comm_share() has it. */
+__device__ static inline int owner_of(int64_t tokens, int ranks, int64_t t)
+{
+    int64_t base = tokens / ranks, more = tokens % ranks;
+    if (t < more * (base + 1)) return (int)(t / (base + 1));
+    return (int)(more + (t - more * (base + 1)) / base);
+}
+
+/* Sends this rank's share of row t. */
+template <class T, bool PACKED> __device__ void send_input(const place &at, int64_t t)
+{
+    for (int group = at.warp; group < at.groups; group += at.warps) {
+        uint32_t words[T::WORDS];
+        if (!in_row(at, group)) break;
+        form<T>(at, t, group, words);
+        send<T, PACKED>(at, t, group, words);
+    }
+    if (!PACKED) send_flags(at.call, t * at.a->cluster + at.block);
+}
+
+/* Sums row t for everyone. */
+template <class T, bool PACKED> __device__ void send_sum(place &at, int64_t t)
+{
+    int64_t flag = t * at.a->cluster + at.block;
+    if (!PACKED) at.alive = await_flags(at.call, flag, 0, at.a->link.ranks, at.alive);
+    for (int group = at.warp; group < at.groups; group += at.warps) {
+        uint32_t words[T::WORDS];
+        sum_up<T, PACKED>(at, t, t, group, words);
+        if (in_row(at, group) && at.alive) send<T, PACKED>(at, t, group, words);
+    }
+    if (!PACKED) send_flags(at.call, flag + at.a->tokens * at.a->cluster);
+}
+
+/* s of row t, row `out` of the outputs, in storage form. owner: who has summed it, or -1. */
+template <class T, bool PACKED>
+__device__ void receive(place &at, int64_t t, int64_t out, int group, int owner, uint32_t *words)
+{
+    if (owner < 0) {
+        sum_up<T, PACKED>(at, t, out, group, words);
+        return;
+    }
+    vec16 in[1][T::WORDS / 2] = {};
+    take<T, PACKED, 1>(at, t, group, owner, owner + 1, in);
+#pragma unroll
+    for (int i = 0; i < T::WORDS; i++) words[i] = word_of<PACKED>(in[0], i);
+}
+
+/* The results of row t. */
+template <class T, bool ONE, bool PACKED>
+__device__ void receive_row(place &at, int64_t t, int64_t out, int owner, keeper<T, ONE> &kept,
+                            const uint32_t *weight, struct row_memory *memory)
+{
+    const struct weft__cuda_reduce_args *a = at.a;
+    int64_t flag = t * a->cluster + at.block;
+    if (!PACKED && a->link.ranks > 1) {
+        if (owner < 0)
+            at.alive = await_flags(at.call, flag, 0, a->link.ranks, at.alive);
+        else
+            at.alive =
+                await_flags(at.call, flag + a->tokens * a->cluster, owner, owner + 1, at.alive);
+    }
+    for (int group = at.warp; group < at.groups; group += at.warps) {
+        uint32_t *words = kept.at(at, group);
+        receive<T, PACKED>(at, t, out, group, owner, words);
+        if (a->residual_out != 0 && in_row(at, group) && at.alive)
+            store_chunk<T>(a->residual_out, out * at.chunks + group * 32 + at.lane, words);
+        if (a->norm) {
+            float v[8];
+            unpack<T>(words, v);
+            float node = in_row(at, group) ? add_squares(v) : 0.0f;
+            share(at, memory->squares, group, __float_as_uint(add_lanes(node)));
+        }
+        if (ONE) break;
+    }
+    finish_row<T, ONE>(at, out, kept, weight, memory);
+}
+
+template <class T, bool ONE, bool PACKED>
+__device__ void reduce(const struct weft__cuda_reduce_args &a)
+{
+    __shared__ struct row_memory memory[2]; /* by turns: a block may be a row behind another */
+    extern __shared__ uint4 kept_memory[];
+    if (a.cluster > 1) cluster_arrive(); /* partner: cluster_wait() below; all blocks have begun */
+    grid_wait();
+    if (!a.late_release) grid_release();
+    const struct weft__cuda_link *link = &a.link;
+    uint32_t epoch = load_relaxed_u32(link->epoch);
+    int block = (int)blockIdx.x % a.cluster, warps = (int)blockDim.x / 32;
+    place at = {&a,
+                {link, epoch, a.op, WEFT__INPUT, a.signature},
+                a.hidden / 8,
+                (int)((a.hidden + WEFT__CUDA_GROUP - 1) / WEFT__CUDA_GROUP),
+                (int)threadIdx.x % 32,
+                block * warps + (int)threadIdx.x / 32,
+                warps * a.cluster,
+                block,
+                true};
+    keeper<T, ONE> kept;
+    if constexpr (!ONE) kept.memory = kept_memory;
+    uint32_t weight[T::WORDS] = {};
+    if (ONE && a.norm) load_weight<T>(at, at.warp, weight);
+    int64_t first = blockIdx.x / a.cluster, step = gridDim.x / a.cluster;
+    if (blockIdx.x == 0) send_arrival(link, epoch, a.signature);
+    if (link->ranks > 1)
+        for (int64_t t = first; t < a.tokens; t += step) send_input<T, PACKED>(at, t);
+    clear_padding(at);
+    if (a.two_shot) {
+        for (int64_t t = first; t < a.tokens; t += step)
+            if (t >= a.own_first && t < a.own_first + a.own_rows) send_sum<T, PACKED>(at, t);
+        at.call.phase = WEFT__SUM;
+    }
+    if (a.cluster > 1) cluster_wait();
+    for (int64_t t = first, turn = 0; t < a.tokens; t += step) {
+        if (t < a.out_first || t >= a.out_first + a.out_rows) continue;
+        int owner = a.two_shot ? owner_of(a.tokens, link->ranks, t) : -1;
+        receive_row<T, ONE, PACKED>(at, t, t - a.out_first, owner, kept, weight, memory + turn);
+        turn ^= 1;
+    }
+    if (a.late_release) grid_release();
+    if (blockIdx.x == 0 && at.alive) (void)await_arrivals(at.call);
+    finish(link, epoch);
+}
+
+/* ---- instances ---- */
+
+enum { packed = true, plain = false, one = true, many = false };
+#define X(type, dtype, hold, wire)                                   \
+    extern "C" __global__ __launch_bounds__(WEFT__CUDA_THREADS) void \
+        weft__reduce_##type##_##hold##_##wire(                       \
+            const __grid_constant__ struct weft__cuda_reduce_args a) \
+    {                                                                \
+        reduce<type, hold, wire>(a);                                 \
+    }
+WEFT__CUDA_REDUCES(X)
+#undef X

@@ -1,0 +1,268 @@
+/* wait.cuh: memory order between ranks, and waits that end.
+ *
+ * Every word that ranks exchange is written and read with system scope:
+ *   packed word    st.relaxed / ld.relaxed: data and epoch are one 8-byte access, so nothing has to
+ *                  be ordered
+ *   flag           st.release after a block barrier, which orders all payload stores of the block
+ *                  before it; partner: ld.acquire before a block barrier, then the payload loads
+ *   arrival word   st.relaxed / ld.relaxed: one 8-byte access; it carries no payload with it, and
+ *                  says that the sender's earlier kernels are complete (grid_wait came first)
+ * A reader trusts only words that hold the current epoch, so halves need no clearing. */
+#ifndef WEFT_KERNELS_WAIT_CUH
+#define WEFT_KERNELS_WAIT_CUH
+
+#include "dev/cuda_args.h"
+
+typedef ulonglong2 vec16; /* 16 bytes that travel as two single-copy atomic words of 8 */
+
+/* ---- system-scope accesses ---- */
+
+__device__ static inline vec16 load_relaxed(const char *p)
+{
+    vec16 v;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(v.x), "=l"(v.y)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
+__device__ static inline void store_relaxed(char *p, vec16 v)
+{
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(v.x), "l"(v.y)
+                 : "memory");
+}
+
+__device__ static inline uint64_t load_relaxed_u64(const void *p)
+{
+    uint64_t v;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+
+__device__ static inline void store_relaxed_u64(void *p, uint64_t v)
+{
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+__device__ static inline uint32_t load_relaxed_u32(uint64_t p)
+{
+    uint32_t v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+__device__ static inline uint32_t load_acquire_u32(const void *p)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+__device__ static inline void store_release_u32(uint64_t p, uint32_t v)
+{
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+__device__ static inline uint64_t now_ns()
+{
+    uint64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+
+/* ---- launch chaining; on chips without it the stream's order has done the same ---- */
+
+/* Until the kernels before this one are complete and their stores visible. Nothing that they write
+ * is read before. */
+__device__ static inline void grid_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ static inline void grid_release()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* ---- clusters of blocks; without them a cluster is one block ---- */
+
+__device__ static inline void cluster_arrive()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+__device__ static inline void cluster_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/* Orders shared-memory accesses of all blocks of the cluster. */
+__device__ static inline void cluster_barrier(int cluster)
+{
+    if (cluster == 1) {
+        __syncthreads();
+    } else {
+        cluster_arrive();
+        cluster_wait();
+    }
+}
+
+/* *word = value in block `block` of the cluster; word is the address in this block. */
+__device__ static inline void cluster_store(uint32_t *word, int block, int cluster, uint32_t value)
+{
+    if (cluster == 1) {
+        *word = value;
+        return;
+    }
+#if __CUDA_ARCH__ >= 900
+    uint32_t here = (uint32_t)__cvta_generic_to_shared(word), there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(block));
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(value) : "memory");
+#endif
+}
+
+/* ---- waits ---- */
+
+/* Tries between two looks at the clock: some 50 us in device memory, 300 us over PCIe. */
+enum { TRIES = 128 };
+
+/* What a thread knows of the operation it takes part in. */
+struct call {
+    const struct weft__cuda_link *link;
+    uint32_t epoch, op, phase, signature;
+};
+
+/* The last look at the clock. */
+struct patience {
+    int peer; /* who was waited for; -1: nobody yet */
+    uint32_t beat;
+    uint64_t since;
+};
+
+__device__ static inline char *half_of(const struct weft__cuda_link *link, uint64_t slot,
+                                       uint32_t epoch)
+{
+    return (char *)(slot + (epoch & 1) * link->half_bytes);
+}
+
+/* The first thread of this rank to fail writes the record; everyone's poison is raised. */
+__device__ static void fail(const struct call *w, int peer, uint32_t kind, uint64_t elapsed)
+{
+    const struct weft__cuda_link *link = w->link;
+    if (atomicCAS((uint32_t *)link->claimed, 0u, 1u) != 0) return;
+    volatile struct weft__cuda_record *record = (volatile struct weft__cuda_record *)link->record;
+    record->rank = link->world_rank;
+    record->peer = link->member[peer];
+    record->kind = kind;
+    record->op = w->op;
+    record->phase = w->phase;
+    record->epoch = w->epoch;
+    record->elapsed_ns = elapsed;
+    store_release_u32(link->record, 1); /* partner: the host's acquire of state */
+    store_release_u32(link->poison, 1);
+}
+
+/* A look at the clock while `peer` is waited for: false when waiting has no use any more. */
+__device__ static __noinline__ bool keep_waiting(struct call call, struct patience *last, int peer)
+{
+    const struct call *w = &call;
+    const struct weft__cuda_link *link = w->link;
+    if (load_relaxed_u32(link->poison) != 0) return false;
+    uint64_t word = load_relaxed_u64(half_of(link, link->recv[peer], w->epoch));
+    if ((uint32_t)word == w->epoch && (uint32_t)(word >> 32) != w->signature) {
+        fail(w, peer, WEFT__FAULT_MISMATCH, 0);
+        return false;
+    }
+    uint32_t beat = load_relaxed_u32(link->beats + 4 * (uint64_t)link->member[peer]);
+    uint64_t now = now_ns();
+    if (peer != last->peer || beat != last->beat) {
+        *last = {peer, beat, now};
+        return true;
+    }
+    uint64_t elapsed = now - last->since;
+    if (elapsed <= load_relaxed_u64((const void *)link->budget_ns)) return true;
+    fail(w, peer, WEFT__FAULT_TIMEOUT, elapsed);
+    return false;
+}
+
+/* ---- begin and end of an operation ---- */
+
+/* For each thread of a rank's first block that has the number of a slot to send to. */
+__device__ static inline void send_arrival(const struct weft__cuda_link *link, uint32_t epoch,
+                                           uint32_t signature)
+{
+    if ((int)threadIdx.x < link->sends)
+        store_relaxed_u64(half_of(link, link->send[threadIdx.x], epoch),
+                          (uint64_t)signature << 32 | epoch);
+}
+
+/* Every peer runs this operation, and the same one. So nobody is more than one epoch ahead, which
+ * is why two halves suffice, also for operations in which not all ranks wait for all others. */
+__device__ static inline bool await_arrivals(struct call call)
+{
+    const struct weft__cuda_link *link = call.link;
+    struct patience last = {-1, 0, 0};
+    int peer = (int)threadIdx.x;
+    if (peer >= link->ranks || peer == link->rank) return true;
+    call.phase = WEFT__INPUT;
+    const char *word = half_of(link, link->recv[peer], call.epoch);
+    for (uint32_t tries = 1;; tries++) {
+        uint64_t seen = load_relaxed_u64(word);
+        if ((uint32_t)seen == call.epoch) {
+            if ((uint32_t)(seen >> 32) == call.signature) return true;
+            fail(&call, peer, WEFT__FAULT_MISMATCH, 0);
+            return false;
+        }
+        if (tries % TRIES == 0 && !keep_waiting(call, &last, peer)) return false;
+    }
+}
+
+/* The last block of the grid advances the epoch: the next kernel, or the next replay of a graph,
+ * finds it there. 0 is never an epoch, and neighbours differ in their lowest bit. */
+__device__ static inline void finish(const struct weft__cuda_link *link, uint32_t epoch)
+{
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    __threadfence();
+    if (atomicAdd((uint32_t *)link->done, 1u) + 1 != gridDim.x) return;
+    *(uint32_t *)link->done = 0;
+    *(uint32_t *)link->epoch = epoch == 0xffffffffu ? 2 : epoch + 1;
+}
+
+/* ---- flags ---- */
+
+__device__ static inline void send_flags(struct call call, int64_t flag)
+{
+    const struct weft__cuda_link *link = call.link;
+    __syncthreads(); /* the block's payload stores come before the release below */
+    if ((int)threadIdx.x < link->sends)
+        store_release_u32((uint64_t)half_of(link, link->send[threadIdx.x], call.epoch) +
+                              WEFT__CUDA_FLAG_AT + 4 * (uint64_t)flag,
+                          call.epoch);
+}
+
+/* Flags of sources from .. to - 1, for the whole block; partner: send_flags. */
+__device__ static inline bool await_flags(struct call call, int64_t flag, int from, int to,
+                                          bool alive)
+{
+    struct patience last = {-1, 0, 0};
+    int source = from + (int)threadIdx.x;
+    if (alive && source < to) {
+        const char *word =
+            half_of(call.link, call.link->recv[source], call.epoch) + WEFT__CUDA_FLAG_AT + 4 * flag;
+        for (uint32_t tries = 1; alive && load_acquire_u32(word) != call.epoch; tries++)
+            if (tries % TRIES == 0) alive = keep_waiting(call, &last, source);
+    }
+    return __syncthreads_and(alive) != 0;
+}
+
+#endif

@@ -1,0 +1,108 @@
+/* cuda_args.h: arguments of the collective kernels (kernels/reduce.cu, kernels/move.cu). Compiled
+ * as C and as CUDA C; pointers are device addresses. docs/PROTOCOL.md explains the protocol.
+ *
+ * A slot is the memory in which one rank's contribution to one operation appears. It has two
+ * halves, for odd and even epochs, each of these parts: arrival  one 8-byte word {epoch,
+ * signature}: the rank runs that operation flags    one 32-bit epoch for each row and block of the
+ * cluster: that plain data is complete packed   8-byte words {4 bytes of data, epoch} for short
+ * messages: what brings the data says that it is there plain    data alone Rank r reads rank s's
+ * contribution at recv[s] and writes its own to each of send[]: with push a slot in every rank's
+ * memory, with pull one in its own, with host one in pinned host memory and one in its own memory
+ * for itself. */
+#ifndef WEFT_SRC_DEV_CUDA_ARGS_H
+#define WEFT_SRC_DEV_CUDA_ARGS_H
+
+#include <stdint.h>
+
+#include "dev/comm_args.h"
+
+enum {
+    WEFT__CUDA_CLUSTER_MAX =
+        8,                    /* most blocks that share a row: what every chip with clusters has */
+    WEFT__CUDA_THREADS = 512, /* most threads of a block */
+    WEFT__CUDA_GROUP = 256,   /* elements that a warp handles at once, 8 a thread */
+    WEFT__CUDA_FLAG_AT = 64,  /* offset of the flags in a half slot */
+};
+
+/* What a failed wait leaves behind, in pinned host memory; state is stored last, with release. */
+struct weft__cuda_record {
+    uint32_t state;     /* 1: the rest is valid */
+    int32_t rank, peer; /* in the world: who noticed, who is to blame */
+    uint32_t kind;      /* enum weft__comm_fault_kind: TIMEOUT or MISMATCH */
+    uint32_t op, phase; /* enum weft__comm_op, enum weft__comm_phase */
+    uint32_t epoch;
+    uint32_t unused;
+    uint64_t elapsed_ns;
+};
+WEFT__SIZE_IS(struct weft__cuda_record, 40);
+
+/* The same in every call on one communicator and path. */
+struct weft__cuda_link {
+    uint64_t send[WEFT_COMM_RANKS_MAX]; /* slots written */
+    uint64_t recv[WEFT_COMM_RANKS_MAX]; /* slots read, by source */
+    uint64_t half_bytes, packed_at, plain_at;
+    uint64_t epoch;     /* uint32_t: of the next operation; advanced by the last block */
+    uint64_t done;      /* uint32_t: blocks that have finished */
+    uint64_t claimed;   /* uint32_t: a thread of this rank writes the record */
+    uint64_t budget_ns; /* uint64_t: how long a silent rank is waited for */
+    uint64_t record;    /* struct weft__cuda_record of this rank, pinned host memory */
+    uint64_t poison;    /* uint32_t of the world, pinned host memory: give up */
+    uint64_t beats;     /* uint32_t[world size], pinned host memory: signs of life */
+    int32_t sends, ranks, rank, world_rank;
+    uint8_t member[WEFT_COMM_RANKS_MAX]; /* rank in the world of each rank */
+};
+WEFT__SIZE_IS(struct weft__cuda_link, 16 * 16 + 10 * 8 + 16 + 16);
+
+/* weft_reduce, cut to the rows of one launch. The grid is clusters of `cluster` blocks. */
+struct weft__cuda_reduce_args {
+    struct weft__cuda_link link;
+    uint64_t x, expert_out, slots, gates, shared; /* from the launch's first row on */
+    uint64_t residual, residual_out, norm_weight, y, codes, scales; /* from row out_first on */
+    int64_t top_k, expert_rows;
+    int64_t tokens, hidden;
+    int64_t out_first, out_rows; /* rows of the launch whose results this rank stores */
+    int64_t own_first, own_rows; /* two-shot: rows of the launch that this rank sums */
+    int64_t scale_row;           /* swizzled scales: row of the whole matrix that out_first is */
+    int64_t pad_rows;            /* swizzled scales: rows whose padding this launch clears */
+    float norm_eps, quant_scale; /* quant_scale: NVFP4: its inverse */
+    uint32_t quant, norm;        /* enum weft_quant_kind; bool */
+    uint32_t op, signature, two_shot;
+    int32_t cluster;
+    uint32_t late_release; /* dependents start when the outputs are stored, not earlier */
+    uint32_t unused;
+};
+WEFT__SIZE_IS(struct weft__cuda_reduce_args, sizeof(struct weft__cuda_link) + 21 * 8 + 10 * 4);
+
+/* Bytes first .. first + bytes of each rank's input, seen as one line; see weft__comm_move_args.
+ * ALL_GATHER, BROADCAST (root alone sends) or BARRIER (nobody does). */
+struct weft__cuda_move_args {
+    struct weft__cuda_link link;
+    uint64_t in, out;
+    uint64_t first, bytes;
+    int64_t rows;
+    uint64_t out_row_bytes;
+    uint64_t row_bytes[WEFT_COMM_RANKS_MAX];
+    uint64_t column[WEFT_COMM_RANKS_MAX]; /* where a rank's bytes start in a row of out */
+    int32_t root;                         /* BROADCAST */
+    uint32_t op, signature;
+    uint32_t wide; /* all of the above are multiples of 16 */
+};
+WEFT__SIZE_IS(struct weft__cuda_move_args, sizeof(struct weft__cuda_link) + 38 * 8 + 16);
+
+/* Instances of the reduce kernel: C name of the type, weft_dtype, groups that a warp has of
+ * a row, form in which data travels. */
+#define WEFT__CUDA_REDUCES(X)        \
+    X(bf16, WEFT_BF16, one, packed)  \
+    X(bf16, WEFT_BF16, one, plain)   \
+    X(bf16, WEFT_BF16, many, packed) \
+    X(bf16, WEFT_BF16, many, plain)  \
+    X(f16, WEFT_F16, one, packed)    \
+    X(f16, WEFT_F16, one, plain)     \
+    X(f16, WEFT_F16, many, packed)   \
+    X(f16, WEFT_F16, many, plain)    \
+    X(f32, WEFT_F32, one, packed)    \
+    X(f32, WEFT_F32, one, plain)     \
+    X(f32, WEFT_F32, many, packed)   \
+    X(f32, WEFT_F32, many, plain)
+
+#endif
