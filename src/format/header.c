@@ -104,10 +104,10 @@ static weft_status check_extent(struct weft__scan *scan, const struct weft__head
                           scan->file, name, (unsigned long long)end,
                           (unsigned long long)header->data_bytes);
     if (entry->dtype == WEFT_DTYPE_COUNT) return WEFT_OK; /* an error once somebody wants it */
+    const int64_t *shape = entry->dims > 0 ? header->shape + entry->shape : NULL;
     uint64_t bits = (uint64_t)weft__dtype_bits((weft_dtype)entry->dtype);
     for (int i = 0; i < entry->dims; i++)
-        if (__builtin_mul_overflow(bits, (uint64_t)header->shape[entry->shape + (uint32_t)i],
-                                   &bits))
+        if (__builtin_mul_overflow(bits, (uint64_t)shape[i], &bits))
             return tensor_fail(scan, name, "the shape needs more than 2^64 bits");
     if (bits % 8 != 0) return tensor_fail(scan, name, "does not fill whole bytes");
     if (bits / 8 != entry->bytes) {
@@ -115,7 +115,7 @@ static weft_status check_extent(struct weft__scan *scan, const struct weft__head
         return weft__fail(scan->err, WEFT_FORMAT,
                           "%s: tensor " NAME ": %s %s takes %llu bytes but data_offsets span %llu",
                           scan->file, name, weft_dtype_name((weft_dtype)entry->dtype),
-                          weft__shape_text(entry->dims, header->shape + entry->shape, text),
+                          weft__shape_text(entry->dims, shape, text),
                           (unsigned long long)(bits / 8), (unsigned long long)entry->bytes);
     }
     return WEFT_OK;
