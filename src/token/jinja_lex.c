@@ -1,0 +1,431 @@
+/* Template text -> tokens, with Jinja2's whitespace rules (jinja2/lexer.py): trim_blocks,
+ * lstrip_blocks, `-` and `+` marks, raw blocks. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "jinja.h"
+
+enum { MODE_DATA, MODE_BLOCK, MODE_PRINT };
+
+void weft__j_locate(const char *text, size_t offset, int *line, int *column)
+{
+    *line = *column = 1;
+    for (const char *p = text, *end = text + offset; p < end;) {
+        if (weft__j_char(&p, end) == '\n') {
+            *line += 1;
+            *column = 1;
+        } else {
+            *column += 1;
+        }
+    }
+}
+
+void weft__j_syntax(struct jparser *parser, weft_status status, size_t offset, const char *format,
+                    ...)
+{
+    if (parser->status != WEFT_OK) return;
+    char text[300];
+    int line, column;
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    weft__j_clean(text);
+    weft__j_locate(parser->tmpl->text, offset, &line, &column);
+    parser->status = weft__fail(parser->err, status, "%s: line %d, column %d: %s",
+                                parser->tmpl->name, line, column, text);
+}
+
+void *weft__j_parse_alloc(struct jparser *parser, size_t bytes)
+{
+    struct weft__arena *arena = &parser->tmpl->arena;
+    void *out = NULL;
+    if (bytes > WEFT__TEMPLATE_MAX_MEMORY || arena->bytes > WEFT__TEMPLATE_MAX_MEMORY - bytes)
+        weft__j_syntax(parser, WEFT_TOO_LONG, parser->token.offset,
+                       "parsing the template needs more than %d bytes", WEFT__TEMPLATE_MAX_MEMORY);
+    else if ((out = weft__arena_alloc(arena, bytes)) == NULL && parser->status == WEFT_OK)
+        parser->status = weft__fail_oom(parser->err, bytes, "a chat template");
+    return out;
+}
+
+/* ---- plain text up to the next tag ---- */
+
+static bool at(const struct jparser *parser, size_t pos, const char *text)
+{
+    size_t len = strlen(text);
+    return parser->tmpl->len - pos >= len && memcmp(parser->tmpl->text + pos, text, len) == 0;
+}
+
+static size_t skip_space(const struct jparser *parser, size_t pos)
+{
+    return weft__j_skip_space(parser->tmpl->text, parser->tmpl->len, pos);
+}
+
+/* After the mark `pos` is at: the end of a tag as `-%}`, `+%}` or `%}`, with what follows it that
+ * belongs to it. 0: not there. */
+static size_t tag_end(const struct jparser *parser, size_t pos, const char *close, bool trim)
+{
+    size_t width = strlen(close);
+    if (at(parser, pos, "-") && at(parser, pos + 1, close))
+        return skip_space(parser, pos + 1 + width);
+    if (trim && at(parser, pos, "+") && at(parser, pos + 1, close)) return pos + 1 + width;
+    if (!at(parser, pos, close)) return 0;
+    return pos + width + (trim && at(parser, pos + width, "\n") ? 1 : 0);
+}
+
+/* The text before a tag, less what the tag strips. mark: '-', '+' or 0. */
+static size_t stripped(const struct jparser *parser, size_t start, size_t len, char mark,
+                       bool block)
+{
+    const char *text = parser->tmpl->text + start;
+    if (mark == '-') return weft__j_trim_end(text, len);
+    if (mark == '+' || !block) return len;
+    size_t line = len;
+    while (line > 0 && text[line - 1] != '\n') line--;
+    bool whole_line = line > 0 || parser->line_start;
+    return whole_line && weft__j_skip_space(text, len, line) == len ? line : len;
+}
+
+static char mark_at(const struct jparser *parser, size_t pos)
+{
+    return at(parser, pos, "-") ? '-' : at(parser, pos, "+") ? '+' : '\0';
+}
+
+/* `{% raw %}` at pos (behind its `{%` and mark): the start of its body, or 0. */
+static size_t raw_begin(const struct jparser *parser, size_t pos)
+{
+    pos = skip_space(parser, pos);
+    if (!at(parser, pos, "raw")) return 0;
+    return tag_end(parser, skip_space(parser, pos + 3), "%}", false);
+}
+
+static void data_token(struct jparser *parser, struct jtoken *out, size_t start, size_t len)
+{
+    out->type = T_DATA;
+    out->offset = (uint32_t)start;
+    out->value = weft__j_text(parser->tmpl->text + start, len);
+}
+
+/* A raw body from pos; gives its text and moves behind the endraw tag. */
+static void lex_raw(struct jparser *parser, struct jtoken *out, size_t start)
+{
+    for (size_t pos = start; pos + 1 < parser->tmpl->len; pos++) {
+        if (!at(parser, pos, "{%")) continue;
+        char mark = mark_at(parser, pos + 2);
+        size_t word = skip_space(parser, pos + 2 + (mark != '\0'));
+        if (!at(parser, word, "endraw")) continue;
+        size_t end = tag_end(parser, skip_space(parser, word + 6), "%}", true);
+        if (end == 0) continue;
+        data_token(parser, out, start, stripped(parser, start, pos - start, mark, true));
+        parser->pos = end;
+        parser->line_start = parser->tmpl->text[end - 1] == '\n';
+        return;
+    }
+    weft__j_syntax(parser, WEFT_FORMAT, parser->pos, "missing {%% endraw %%}");
+}
+
+static void skip_comment(struct jparser *parser, size_t start)
+{
+    const char *text = parser->tmpl->text;
+    for (size_t pos = start; pos + 1 < parser->tmpl->len; pos++) {
+        if (text[pos] != '#' || text[pos + 1] != '}') continue;
+        size_t mark = pos > start && (text[pos - 1] == '-' || text[pos - 1] == '+') ? 1 : 0;
+        parser->pos = tag_end(parser, pos - mark, "#}", true);
+        parser->line_start = text[parser->pos - 1] == '\n';
+        return;
+    }
+    weft__j_syntax(parser, WEFT_FORMAT, parser->pos, "missing end of comment tag #}");
+}
+
+/* Text up to the next tag, or the beginning of that tag when there is no text. */
+static void lex_data(struct jparser *parser, struct jtoken *out)
+{
+    const char *text = parser->tmpl->text;
+    size_t start = parser->pos, pos = start, len = parser->tmpl->len;
+    while (pos < len &&
+           !(text[pos] == '{' && pos + 1 < len && strchr("{%#", text[pos + 1]) != NULL))
+        pos++;
+    if (pos >= len) {
+        data_token(parser, out, start, len - start);
+        if (len == start) out->type = T_END;
+        parser->pos = len;
+        return;
+    }
+    char kind = text[pos + 1], mark = mark_at(parser, pos + 2);
+    size_t keep = stripped(parser, start, pos - start, mark, kind != '{');
+    size_t inside = pos + 2 + (mark != '\0');
+    if (keep > 0) { /* the tag itself comes next time, with nothing before it to strip */
+        data_token(parser, out, start, keep);
+        parser->pos = pos;
+        parser->line_start = false;
+        return;
+    }
+    parser->pos = pos;
+    size_t raw = kind == '%' ? raw_begin(parser, inside) : 0;
+    if (raw != 0) {
+        parser->line_start = text[raw - 1] == '\n';
+        lex_raw(parser, out, raw);
+    } else if (kind == '#') {
+        skip_comment(parser, inside);
+        data_token(parser, out, pos, 0);
+    } else {
+        out->type = kind == '%' ? T_BLOCK_BEGIN : T_PRINT_BEGIN;
+        out->offset = (uint32_t)pos;
+        parser->mode = kind == '%' ? MODE_BLOCK : MODE_PRINT;
+        parser->pos = inside;
+    }
+}
+
+/* ---- inside a tag ---- */
+
+static int digit_value(char c)
+{
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return 99;
+}
+
+/* Digits with single underscores between them, the first underscore allowed when `joined`. Appends
+ * the digits to out (bounded) and gives the position behind them. */
+static size_t digits(const struct jparser *parser, size_t pos, int base, bool joined,
+                     struct weft__buf *out)
+{
+    const char *text = parser->tmpl->text;
+    for (bool first = !joined;; first = false) {
+        size_t next = !first && at(parser, pos, "_") ? pos + 1 : pos;
+        if (next >= parser->tmpl->len || digit_value(text[next]) >= base) return pos;
+        weft__buf_append(out, text + next, 1);
+        pos = next + 1;
+    }
+}
+
+static size_t lex_fraction(const struct jparser *parser, size_t pos, struct weft__buf *out)
+{
+    size_t start = pos, len = out->len;
+    if (at(parser, pos, ".")) {
+        weft__buf_puts(out, ".");
+        size_t end = digits(parser, pos + 1, 10, false, out);
+        if (end == pos + 1) {
+            out->len = len;
+            return start;
+        }
+        pos = end;
+        len = out->len;
+    }
+    if (at(parser, pos, "e") || at(parser, pos, "E")) {
+        size_t sign = mark_at(parser, pos + 1) != '\0' ? 2 : 1; /* also the `e` */
+        weft__buf_append(out, parser->tmpl->text + pos, sign);
+        size_t end = digits(parser, pos + sign, 10, false, out);
+        if (end > pos + sign) return end;
+        out->len = len;
+    }
+    return pos;
+}
+
+static void lex_number(struct jparser *parser, struct jtoken *out)
+{
+    const char *text = parser->tmpl->text;
+    size_t start = parser->pos, pos = start;
+    struct weft__buf buf;
+    weft__buf_init(&buf, 4096);
+    char prefix = pos + 1 < parser->tmpl->len ? text[pos + 1] | 0x20 : ' ';
+    int base = text[pos] != '0' ? 10
+               : prefix == 'x'  ? 16
+               : prefix == 'o'  ? 8
+               : prefix == 'b'  ? 2
+                                : 10;
+    if (base != 10) pos = digits(parser, start + 2, base, true, &buf);
+    if (base == 10 || pos == start + 2) { /* plain, or `0` before a name */
+        base = 10;
+        buf.len = 0;
+        pos = digits(parser, start, 10, false, &buf);
+        /* `x.0.1` is two subscripts, not the subscript 0.1. */
+        bool subscript = start > 0 && text[start - 1] == '.';
+        size_t end = subscript ? pos : lex_fraction(parser, pos, &buf);
+        if (end > pos && !buf.failed) {
+            buf.data[buf.len] = '\0';
+            out->type = T_FLOAT;
+            out->value = weft__j_float(strtod(buf.data, NULL));
+            parser->pos = end;
+            goto done;
+        }
+        if (text[start] == '0') /* zeros only: `01` is two tokens, which no rule accepts */
+            for (pos = start + 1; at(parser, pos, "0") || at(parser, pos, "_0");)
+                pos += at(parser, pos, "_") ? 2 : 1;
+        if (buf.len > pos - start) buf.len = pos - start;
+    }
+    if (!buf.failed) {
+        buf.data[buf.len] = '\0';
+        errno = 0;
+        out->type = T_INT;
+        out->value = weft__j_int(strtoimax(buf.data, NULL, base));
+        parser->pos = pos;
+    }
+    if (buf.failed || errno == ERANGE)
+        weft__j_syntax(parser, WEFT_UNSUPPORTED, start, "a number beyond 64 bits");
+done:
+    weft__buf_free(&buf);
+}
+
+/* Python's "unicode-escape" for what follows a backslash at p. Gives the position behind it, or
+ * NULL when the escape is malformed or names a surrogate. */
+static const char *unescape(const char *p, const char *end, char **out)
+{
+    static const char plain[] = "\\\\''\"\"a\ab\bf\fn\nr\rt\tv\v";
+    char c = *p;
+    int width = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+    for (size_t i = 0; i + 1 < sizeof plain; i += 2)
+        if (plain[i] == c) {
+            *(*out)++ = plain[i + 1];
+            return p + 1;
+        }
+    if (c == '\n') return p + 1;
+    uint32_t value = 0;
+    if (c >= '0' && c <= '7') {
+        for (int i = 0; i < 3 && p < end && *p >= '0' && *p <= '7'; i++)
+            value = value * 8 + (uint32_t)(*p++ - '0');
+    } else if (width != 0) {
+        p++;
+        for (int i = 0; i < width; i++, p++) {
+            if (p >= end || digit_value(*p) >= 16 || value > 0x10ffff) return NULL;
+            value = value * 16 + (uint32_t)digit_value(*p);
+        }
+        if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return NULL;
+    } else { /* no escape: both characters stay */
+        *(*out)++ = '\\';
+        return c == 'N' ? NULL : p;
+    }
+    *out += weft__j_encode(value, *out);
+    return p;
+}
+
+static void lex_string(struct jparser *parser, struct jtoken *out)
+{
+    const char *text = parser->tmpl->text, *end = text + parser->tmpl->len;
+    const char *start = text + parser->pos + 1, *p = start;
+    char quote = start[-1];
+    bool escaped = false;
+    for (; p < end && *p != quote; p++)
+        if (*p == '\\') {
+            escaped = true;
+            if (++p == end) break;
+        }
+    if (p >= end) {
+        weft__j_syntax(parser, WEFT_FORMAT, parser->pos, "a string that does not end");
+        return;
+    }
+    out->type = T_STRING;
+    out->value = weft__j_text(start, (size_t)(p - start));
+    parser->pos = (size_t)(p + 1 - text);
+    if (!escaped) return;
+    char *copy = weft__j_parse_alloc(parser, (size_t)(p - start)), *to = copy; /* never longer */
+    if (copy == NULL) return;
+    for (const char *from = start; from < p;) {
+        if (*from != '\\') {
+            *to++ = *from++;
+            continue;
+        }
+        const char *next = unescape(from + 1, p, &to);
+        if (next == NULL) {
+            weft__j_syntax(parser, WEFT_UNSUPPORTED, (size_t)(from - text),
+                           "the string escape \\%c, malformed or not supported", from[1]);
+            return;
+        }
+        from = next;
+    }
+    out->value = weft__j_text(copy, (size_t)(to - copy));
+}
+
+static bool balance(struct jparser *parser, char c)
+{
+    static const char pairs[] = "()[]{}";
+    const char *pair = strchr(pairs, c);
+    if (pair == NULL) return true;
+    if ((pair - pairs) % 2 == 0) {
+        if (parser->open_count == J_MAX_OPEN) {
+            weft__j_syntax(parser, WEFT_TOO_LONG, parser->pos, "more than %d open brackets",
+                           J_MAX_OPEN);
+            return false;
+        }
+        parser->open[parser->open_count++] = pair[1];
+        return true;
+    }
+    char want = parser->open_count > 0 ? parser->open[--parser->open_count] : '\0';
+    if (want == c) return true;
+    if (want == '\0')
+        weft__j_syntax(parser, WEFT_FORMAT, parser->pos, "unexpected '%c'", c);
+    else
+        weft__j_syntax(parser, WEFT_FORMAT, parser->pos, "unexpected '%c', expected '%c'", c, want);
+    return false;
+}
+
+static void lex_operator(struct jparser *parser, struct jtoken *out)
+{
+    static const char *const spellings[] = {
+#define X(name, text) text,
+        WEFT__J_OPS(X)
+#undef X
+    };
+    for (size_t i = 0; i < WEFT__COUNT(spellings); i++) {
+        if (!at(parser, parser->pos, spellings[i])) continue;
+        if (!balance(parser, spellings[i][0])) return;
+        out->type = T_OP;
+        out->op = (uint8_t)i;
+        parser->pos += strlen(spellings[i]);
+        return;
+    }
+    const char *p = parser->tmpl->text + parser->pos, *after = p;
+    (void)weft__j_char(&after, parser->tmpl->text + parser->tmpl->len);
+    weft__j_syntax(parser, WEFT_FORMAT, parser->pos, "unexpected character '%.*s'",
+                   (int)(after - p), p);
+}
+
+static void lex_code(struct jparser *parser, struct jtoken *out)
+{
+    const char *text = parser->tmpl->text, *end = text + parser->tmpl->len;
+    bool block = parser->mode == MODE_BLOCK;
+    parser->pos = skip_space(parser, parser->pos);
+    out->offset = (uint32_t)parser->pos;
+    size_t close =
+        parser->open_count > 0 ? 0 : tag_end(parser, parser->pos, block ? "%}" : "}}", block);
+    if (close != 0) {
+        out->type = block ? T_BLOCK_END : T_PRINT_END;
+        parser->pos = close;
+        parser->mode = MODE_DATA;
+        parser->line_start = text[close - 1] == '\n';
+        return;
+    }
+    if (parser->pos >= parser->tmpl->len) return; /* T_END: the parser says what it wanted */
+    const char *p = text + parser->pos, *word = p;
+    char c = *p;
+    if (c >= '0' && c <= '9') {
+        lex_number(parser, out);
+        return;
+    }
+    for (const char *next = p; next < end && weft__j_is_word(weft__j_char(&next, end));) p = next;
+    if (p > word) {
+        out->type = T_NAME;
+        out->value = weft__j_text(word, (size_t)(p - word));
+        parser->pos = (size_t)(p - text);
+    } else if (c == '\'' || c == '"') {
+        lex_string(parser, out);
+    } else {
+        lex_operator(parser, out);
+    }
+}
+
+void weft__j_lex(struct jparser *parser, struct jtoken *out)
+{
+    do {
+        *out = (struct jtoken){.type = T_END, .offset = (uint32_t)parser->pos};
+        if (parser->status != WEFT_OK) return;
+        if (parser->mode == MODE_DATA)
+            lex_data(parser, out);
+        else
+            lex_code(parser, out);
+    } while (out->type == T_DATA && out->value.len == 0);
+    if (parser->status != WEFT_OK) out->type = T_END;
+}

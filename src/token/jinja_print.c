@@ -1,0 +1,465 @@
+/* Values -> text: Python's str() and repr(), and json.dumps as Hugging Face's tojson calls it. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "jinja.h"
+
+/* ---- sinks and strings that grow ---- */
+
+static struct jgrow *new_grow(struct jrun *run, size_t need, size_t spare)
+{
+    if (need > WEFT__TEMPLATE_MAX_OUTPUT) {
+        weft__j_fail(run, WEFT_TOO_LONG, "the template makes a text of more than %d MiB",
+                     WEFT__TEMPLATE_MAX_OUTPUT >> 20);
+        return NULL;
+    }
+    size_t cap = (size_t)weft__min((int64_t)(need + spare), WEFT__TEMPLATE_MAX_OUTPUT);
+    struct jgrow *grow = weft__j_alloc(run, sizeof *grow + cap);
+    if (grow != NULL) grow->cap = (uint32_t)cap;
+    return grow;
+}
+
+void weft__j_write(struct jrun *run, struct jsink *sink, const char *text, size_t len)
+{
+    if (run->status != WEFT_OK || len == 0) return;
+    if (sink->buf != NULL) {
+        size_t done = sink->buf->len - run->out_start;
+        if (len <= WEFT__TEMPLATE_MAX_OUTPUT - done) weft__buf_append(sink->buf, text, len);
+        if (len > WEFT__TEMPLATE_MAX_OUTPUT - done || sink->buf->failed)
+            weft__j_fail(run, WEFT_TOO_LONG, "the prompt grows beyond %lld bytes",
+                         (long long)weft__min(WEFT__TEMPLATE_MAX_OUTPUT, (int64_t)sink->buf->max));
+        return;
+    }
+    struct jgrow *grow = sink->grow;
+    if (grow == NULL || grow->cap - grow->used < len) {
+        size_t used = grow != NULL ? grow->used : 0;
+        struct jgrow *larger = new_grow(run, used + len, used + 48);
+        if (larger == NULL) return;
+        if (used > 0) memcpy(larger->text, grow->text, used);
+        larger->used = (uint32_t)used;
+        sink->grow = grow = larger;
+    }
+    memcpy(grow->text + grow->used, text, len);
+    grow->used += (uint32_t)len;
+}
+
+void weft__j_puts(struct jrun *run, struct jsink *sink, const char *text)
+{
+    weft__j_write(run, sink, text, strlen(text));
+}
+
+struct jvalue weft__j_written(struct jsink *sink)
+{
+    if (sink->grow == NULL) return weft__j_text("", 0);
+    struct jvalue out = weft__j_text(sink->grow->text, sink->grow->used);
+    out.growable = true;
+    return out;
+}
+
+/* Appends in place when nothing was appended to a before: building a text piece by piece takes
+ * time and memory in proportion to it, as in CPython. */
+struct jvalue weft__j_concat(struct jrun *run, struct jvalue a, struct jvalue b)
+{
+    if (run->status != WEFT_OK || b.len == 0) return a;
+    if (a.len == 0) return b;
+    if (!weft__j_tick(run, b.len)) return a;
+    struct jgrow *grow = NULL;
+    if (a.growable) {
+        grow = (struct jgrow *)(void *)((char *)(uintptr_t)a.text - offsetof(struct jgrow, text));
+        if (grow->used != a.len || grow->cap - grow->used < b.len) grow = NULL;
+    }
+    if (grow == NULL) {
+        size_t need = (size_t)a.len + b.len;
+        grow = new_grow(run, need, a.growable ? need : 16);
+        if (grow == NULL || !weft__j_tick(run, a.len)) return a;
+        memcpy(grow->text, a.text, a.len);
+        grow->used = a.len;
+    }
+    memcpy(grow->text + grow->used, b.text, b.len);
+    grow->used += b.len;
+    struct jsink sink = {.grow = grow};
+    return weft__j_written(&sink);
+}
+
+/* ---- numbers ---- */
+
+void weft__j_write_float(struct jrun *run, struct jsink *sink, double value, bool json)
+{
+    char digits[40], out[48], *p = out;
+    if (isnan(value) || isinf(value)) {
+        const char *text = isnan(value) ? (json ? "NaN" : "nan") : (json ? "Infinity" : "inf");
+        if (isinf(value) && value < 0) weft__j_puts(run, sink, "-");
+        weft__j_puts(run, sink, text);
+        return;
+    }
+    int count = 0;
+    do /* the fewest digits that read back as the same number */
+        (void)snprintf(digits, sizeof digits, "%.*e", count++, fabs(value));
+    while (count < 17 && strtod(digits, NULL) != fabs(value));
+    int exponent = atoi(strchr(digits, 'e') + 1);
+    if (count > 1) memmove(digits + 1, digits + 2, (size_t)count - 1); /* the point */
+    if (signbit(value)) *p++ = '-';
+    if (exponent < -4 || exponent >= 16) {
+        *p++ = digits[0];
+        if (count > 1) *p++ = '.';
+        for (int i = 1; i < count; i++) *p++ = digits[i];
+        p += snprintf(p, 8, "e%c%02d", exponent < 0 ? '-' : '+', abs(exponent));
+    } else {
+        int whole = exponent < 0 ? 1 : exponent + 1; /* digits before the point */
+        for (int i = 0; i < whole; i++) *p++ = exponent < 0 || i >= count ? '0' : digits[i];
+        *p++ = '.';
+        for (int i = exponent + 1; i < 0; i++) *p++ = '0';
+        for (int i = exponent < 0 ? 0 : whole; i < count; i++) *p++ = digits[i];
+        if (p[-1] == '.') *p++ = '0';
+    }
+    weft__j_write(run, sink, out, (size_t)(p - out));
+}
+
+static void write_int(struct jrun *run, struct jsink *sink, int64_t value)
+{
+    char text[24];
+    int len = snprintf(text, sizeof text, "%lld", (long long)value);
+    weft__j_write(run, sink, text, (size_t)len);
+}
+
+/* ---- str and repr ---- */
+
+static void repr_text(struct jrun *run, struct jsink *sink, struct jvalue s)
+{
+    bool single = memchr(s.text, '\'', s.len) != NULL && memchr(s.text, '"', s.len) == NULL;
+    char quote = single ? '"' : '\'';
+    weft__j_write(run, sink, &quote, 1);
+    for (const char *p = s.text, *end = p + s.len; p < end && run->status == WEFT_OK;) {
+        const char *start = p;
+        char escape[12];
+        uint32_t c = weft__j_char(&p, end);
+        int len = 0;
+        if (c == (uint32_t)quote || c == '\\')
+            len = snprintf(escape, sizeof escape, "\\%c", (char)c);
+        else if (c == '\n' || c == '\r' || c == '\t')
+            len = snprintf(escape, sizeof escape, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
+        else if (!weft__j_is_printable(c))
+            len = snprintf(escape, sizeof escape,
+                           c < 0x100     ? "\\x%02x"
+                           : c < 0x10000 ? "\\u%04x"
+                                         : "\\U%08x",
+                           c);
+        weft__j_write(run, sink, len > 0 ? escape : start,
+                      len > 0 ? (size_t)len : (size_t)(p - start));
+    }
+    weft__j_write(run, sink, &quote, 1);
+    (void)weft__j_tick(run, (size_t)s.len * 8);
+}
+
+static void repr_items(struct jrun *run, struct jsink *sink, struct jvalue v)
+{
+    struct jlist items;
+    if (!weft__j_iterate(run, v, &items)) return;
+    bool tuple = v.kind == J_TUPLE;
+    weft__j_puts(run, sink, tuple ? "(" : "[");
+    for (uint32_t i = 0; i < items.count && run->status == WEFT_OK; i++) {
+        if (i > 0) weft__j_puts(run, sink, ", ");
+        weft__j_write_repr(run, sink, items.items[i]);
+    }
+    weft__j_puts(run, sink, tuple ? (items.count == 1 ? ",)" : ")") : "]");
+}
+
+static void repr_dict(struct jrun *run, struct jsink *sink, const struct jdict *dict)
+{
+    weft__j_puts(run, sink, "{");
+    for (uint32_t i = 0; i < dict->count && run->status == WEFT_OK; i++) {
+        if (i > 0) weft__j_puts(run, sink, ", ");
+        weft__j_write_repr(run, sink, dict->pairs[i].key);
+        weft__j_puts(run, sink, ": ");
+        weft__j_write_repr(run, sink, dict->pairs[i].value);
+    }
+    weft__j_puts(run, sink, "}");
+}
+
+static void repr_range(struct jrun *run, struct jsink *sink, const struct jrange *range)
+{
+    weft__j_puts(run, sink, "range(");
+    write_int(run, sink, range->start);
+    weft__j_puts(run, sink, ", ");
+    write_int(run, sink, range->stop);
+    if (range->step != 1) {
+        weft__j_puts(run, sink, ", ");
+        write_int(run, sink, range->step);
+    }
+    weft__j_puts(run, sink, ")");
+}
+
+static void repr_loop(struct jrun *run, struct jsink *sink, struct jloop *loop)
+{
+    weft__j_puts(run, sink, "<LoopContext ");
+    write_int(run, sink, loop->index0 + 1);
+    weft__j_puts(run, sink, "/");
+    write_int(run, sink, weft__j_loop_length(run, loop));
+    weft__j_puts(run, sink, ">");
+}
+
+static void write_compound(struct jrun *run, struct jsink *sink, struct jvalue v)
+{
+    struct jname name;
+    switch (v.kind) {
+    case J_LIST:
+    case J_TUPLE:
+        repr_items(run, sink, v);
+        break;
+    case J_DICT:
+        repr_dict(run, sink, v.dict);
+        break;
+    case J_KEYS:
+    case J_VALUES:
+    case J_ITEMS:
+        weft__j_puts(run, sink, weft__j_type(v));
+        weft__j_puts(run, sink, "(");
+        repr_items(run, sink, v);
+        weft__j_puts(run, sink, ")");
+        break;
+    case J_RANGE:
+        repr_range(run, sink, v.range);
+        break;
+    case J_NAMESPACE:
+        weft__j_puts(run, sink, "<Namespace ");
+        repr_dict(run, sink, v.dict);
+        weft__j_puts(run, sink, ">");
+        break;
+    case J_LOOP:
+        repr_loop(run, sink, v.loop);
+        break;
+    case J_MACRO:
+        name = run->tmpl->names[v.macro->node->name];
+        weft__j_puts(run, sink, "<Macro ");
+        repr_text(run, sink, weft__j_text(name.text, name.len));
+        weft__j_puts(run, sink, ">");
+        break;
+    default: /* Python shows an address here, which no template can want */
+        weft__j_puts(run, sink, "<");
+        weft__j_puts(run, sink, weft__j_type(v));
+        weft__j_puts(run, sink, ">");
+    }
+}
+
+void weft__j_write_repr(struct jrun *run, struct jsink *sink, struct jvalue v)
+{
+    if (!weft__j_tick(run, 0)) return;
+    switch (v.kind) {
+    case J_NONE:
+        weft__j_puts(run, sink, "None");
+        break;
+    case J_BOOL:
+        weft__j_puts(run, sink, v.truth ? "True" : "False");
+        break;
+    case J_INT:
+        write_int(run, sink, v.integer);
+        break;
+    case J_FLOAT:
+        weft__j_write_float(run, sink, v.real, false);
+        break;
+    case J_STRING:
+        repr_text(run, sink, v);
+        break;
+    case J_UNDEFINED:
+        weft__j_puts(run, sink, "Undefined");
+        break;
+    default:
+        if (!weft__j_enter(run)) return;
+        write_compound(run, sink, v);
+        run->depth--;
+    }
+}
+
+void weft__j_write_str(struct jrun *run, struct jsink *sink, struct jvalue v)
+{
+    if (v.kind == J_STRING)
+        weft__j_write(run, sink, v.text, v.len);
+    else if (v.kind != J_UNDEFINED)
+        weft__j_write_repr(run, sink, v);
+}
+
+struct jvalue weft__j_str(struct jrun *run, struct jvalue v)
+{
+    if (v.kind == J_STRING || run->status != WEFT_OK) return v;
+    struct jsink sink = {0};
+    weft__j_write_str(run, &sink, v);
+    return weft__j_written(&sink);
+}
+
+/* ---- tojson ---- */
+
+struct json_style {
+    bool ascii, sort;
+    bool broken;          /* over lines, as `indent` asks for */
+    struct jvalue indent; /* one level of it */
+    struct jvalue comma, colon;
+};
+
+static void json_text(struct jrun *run, struct jsink *sink, struct jvalue s, bool ascii)
+{
+    static const char plain[] = "\"\"\\\\\bb\ff\nn\rr\tt";
+    weft__j_puts(run, sink, "\"");
+    for (const char *p = s.text, *end = p + s.len; p < end && run->status == WEFT_OK;) {
+        const char *start = p;
+        uint32_t c = ' ';
+        while (p < end) { /* a stretch that needs no escape */
+            const char *next = p;
+            c = weft__j_char(&next, end);
+            if (c < 0x20 || c == '"' || c == '\\' || (ascii && c > '~')) break;
+            p = next;
+        }
+        weft__j_write(run, sink, start, (size_t)(p - start));
+        if (p == end) break;
+        (void)weft__j_char(&p, end);
+        char escape[16];
+        size_t i = 0;
+        while (i + 1 < sizeof plain && (uint32_t)plain[i] != c) i += 2;
+        if (i + 1 < sizeof plain)
+            (void)snprintf(escape, sizeof escape, "\\%c", plain[i + 1]);
+        else if (c < 0x10000)
+            (void)snprintf(escape, sizeof escape, "\\u%04x", c);
+        else
+            (void)snprintf(escape, sizeof escape, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10),
+                           0xdc00 + ((c - 0x10000) & 0x3ff));
+        weft__j_puts(run, sink, escape);
+    }
+    weft__j_puts(run, sink, "\"");
+    (void)weft__j_tick(run, (size_t)s.len * 4);
+}
+
+static void json_line(struct jrun *run, struct jsink *sink, const struct json_style *style,
+                      int level)
+{
+    if (!style->broken) return;
+    weft__j_puts(run, sink, "\n");
+    for (int i = 0; i < level && weft__j_tick(run, style->indent.len); i++)
+        weft__j_write(run, sink, style->indent.text, style->indent.len);
+}
+
+static void json_value(struct jrun *run, struct jsink *sink, const struct json_style *style,
+                       struct jvalue v, int level);
+
+static void json_key(struct jrun *run, struct jsink *sink, const struct json_style *style,
+                     struct jvalue key)
+{
+    if (key.kind == J_STRING) {
+        json_text(run, sink, key, style->ascii);
+    } else if (key.kind == J_NONE || key.kind == J_BOOL || key.kind == J_INT ||
+               key.kind == J_FLOAT) {
+        weft__j_puts(run, sink, "\"");
+        json_value(run, sink, style, key, 0);
+        weft__j_puts(run, sink, "\"");
+    } else {
+        weft__j_fail(run, WEFT_INVALID, "keys must be str, int, float, bool or None, not %s",
+                     weft__j_type(key));
+    }
+}
+
+static int order_keys(struct jrun *run, const struct jpair *a, const struct jpair *b)
+{
+    return weft__j_compare(run, a->key, b->key, "<") < 0 ? -1 : 0;
+}
+
+static void json_dict(struct jrun *run, struct jsink *sink, const struct json_style *style,
+                      const struct jdict *dict, int level)
+{
+    struct jpair *pairs = dict->pairs;
+    if (style->sort && dict->count > 1) {
+        pairs = weft__j_alloc(run, dict->count * sizeof *pairs);
+        if (pairs == NULL) return;
+        memcpy(pairs, dict->pairs, dict->count * sizeof *pairs);
+        if (!weft__j_sort(run, pairs, dict->count, order_keys)) return;
+    }
+    weft__j_puts(run, sink, "{");
+    for (uint32_t i = 0; i < dict->count && run->status == WEFT_OK; i++) {
+        if (i > 0) weft__j_write(run, sink, style->comma.text, style->comma.len);
+        json_line(run, sink, style, level + 1);
+        json_key(run, sink, style, pairs[i].key);
+        weft__j_write(run, sink, style->colon.text, style->colon.len);
+        json_value(run, sink, style, pairs[i].value, level + 1);
+    }
+    if (dict->count > 0) json_line(run, sink, style, level);
+    weft__j_puts(run, sink, "}");
+}
+
+static void json_list(struct jrun *run, struct jsink *sink, const struct json_style *style,
+                      const struct jlist *list, int level)
+{
+    weft__j_puts(run, sink, "[");
+    for (uint32_t i = 0; i < list->count && run->status == WEFT_OK; i++) {
+        if (i > 0) weft__j_write(run, sink, style->comma.text, style->comma.len);
+        json_line(run, sink, style, level + 1);
+        json_value(run, sink, style, list->items[i], level + 1);
+    }
+    if (list->count > 0) json_line(run, sink, style, level);
+    weft__j_puts(run, sink, "]");
+}
+
+static void json_value(struct jrun *run, struct jsink *sink, const struct json_style *style,
+                       struct jvalue v, int level)
+{
+    if (!weft__j_tick(run, 0) || !weft__j_enter(run)) return;
+    switch (v.kind) {
+    case J_NONE:
+        weft__j_puts(run, sink, "null");
+        break;
+    case J_BOOL:
+        weft__j_puts(run, sink, v.truth ? "true" : "false");
+        break;
+    case J_INT:
+        write_int(run, sink, v.integer);
+        break;
+    case J_FLOAT:
+        weft__j_write_float(run, sink, v.real, true);
+        break;
+    case J_STRING:
+        json_text(run, sink, v, style->ascii);
+        break;
+    case J_LIST:
+    case J_TUPLE:
+        json_list(run, sink, style, v.list, level);
+        break;
+    case J_DICT:
+        json_dict(run, sink, style, v.dict, level);
+        break;
+    default:
+        weft__j_fail(run, WEFT_INVALID, "Object of type %s is not JSON serializable",
+                     weft__j_type(v));
+    }
+    run->depth--;
+}
+
+/* arguments: ensure_ascii, indent, separators, sort_keys */
+struct jvalue weft__j_tojson(struct jrun *run, struct jcall *call)
+{
+    struct jsink sink = {0}, spaces = {0};
+    struct jvalue indent = call->arg[1], separators = call->arg[2];
+    int64_t width;
+    struct json_style style = {
+        .ascii = call->arg[0].kind != J_ABSENT && weft__j_truth(run, call->arg[0]),
+        .sort = call->arg[3].kind != J_ABSENT && weft__j_truth(run, call->arg[3]),
+        .broken = indent.kind != J_ABSENT && indent.kind != J_NONE,
+        .colon = weft__j_literal(": ")};
+    style.comma = weft__j_literal(style.broken ? "," : ", ");
+    if (indent.kind == J_STRING) {
+        style.indent = indent;
+    } else if (style.broken) {
+        if (!weft__j_integer(indent, &width))
+            return weft__j_fail(run, WEFT_INVALID, "tojson(): indent must be an int or str, not %s",
+                                weft__j_type(indent));
+        for (int64_t i = 0; i < width && weft__j_tick(run, 0); i++) weft__j_puts(run, &spaces, " ");
+        style.indent = weft__j_written(&spaces);
+    }
+    if (separators.kind != J_ABSENT && separators.kind != J_NONE) {
+        struct jlist parts;
+        if (!weft__j_iterate(run, separators, &parts)) return separators;
+        if (parts.count != 2 || parts.items[0].kind != J_STRING || parts.items[1].kind != J_STRING)
+            return weft__j_fail(run, WEFT_INVALID, "tojson(): separators must be two strings");
+        style.comma = parts.items[0];
+        style.colon = parts.items[1];
+    }
+    json_value(run, &sink, &style, call->self, 0);
+    return weft__j_written(&sink);
+}

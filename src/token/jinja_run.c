@@ -1,0 +1,477 @@
+/* Statements, scopes, macros and loops of a render. */
+#include <stdio.h>
+#include <string.h>
+
+#include "jinja.h"
+
+/* Bounds the C stack: a template's tree may be deep, and macros multiply it. */
+enum { MAX_DEPTH = 800 };
+
+/* ---- failures, memory, steps ---- */
+
+struct jvalue weft__j_fail(struct jrun *run, weft_status status, const char *format, ...)
+{
+    if (run->status != WEFT_OK) return (struct jvalue){0};
+    char text[300];
+    int line = 1, column = 1;
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    weft__j_clean(text);
+    if (run->at != NULL) weft__j_locate(run->tmpl->text, run->at->offset, &line, &column);
+    run->status = weft__fail(run->err, status, "%s: line %d, column %d: %s", run->tmpl->name, line,
+                             column, text);
+    return (struct jvalue){0};
+}
+
+void *weft__j_alloc(struct jrun *run, size_t bytes)
+{
+    if (run->status != WEFT_OK) return NULL;
+    if (bytes > WEFT__TEMPLATE_MAX_MEMORY || run->arena.bytes > WEFT__TEMPLATE_MAX_MEMORY - bytes) {
+        weft__j_fail(run, WEFT_TOO_LONG, "the template needs more than %d MiB of memory",
+                     WEFT__TEMPLATE_MAX_MEMORY >> 20);
+        return NULL;
+    }
+    void *out = weft__arena_alloc(&run->arena, bytes);
+    if (out == NULL) run->status = weft__fail_oom(run->err, bytes, "a chat template");
+    return out;
+}
+
+bool weft__j_tick(struct jrun *run, size_t bytes)
+{
+    run->steps += 1 + (int64_t)(bytes / 256);
+    if (run->steps > WEFT__TEMPLATE_MAX_STEPS)
+        weft__j_fail(run, WEFT_TOO_LONG, "the template takes more than %d steps",
+                     WEFT__TEMPLATE_MAX_STEPS);
+    return run->status == WEFT_OK;
+}
+
+/* ---- scopes ---- */
+
+static struct jscope *push_scope(struct jrun *run, struct jscope *parent)
+{
+    struct jscope *scope = run->free_scopes;
+    if (scope != NULL)
+        run->free_scopes = scope->parent;
+    else if ((scope = weft__j_alloc(run, sizeof *scope)) == NULL)
+        return NULL;
+    scope->parent = parent;
+    scope->count = 0;
+    scope->captured = false;
+    run->scope = scope;
+    return scope;
+}
+
+/* Back to `outer`; the innermost scope is used again unless a macro still looks at it. */
+static void pop_scope(struct jrun *run, struct jscope *scope, struct jscope *outer)
+{
+    if (scope != NULL && !scope->captured) {
+        scope->parent = run->free_scopes;
+        run->free_scopes = scope;
+    }
+    run->scope = outer;
+}
+
+static void capture_scopes(struct jscope *scope)
+{
+    for (; scope != NULL && !scope->captured; scope = scope->parent) scope->captured = true;
+}
+
+static struct jvalue *find_binding(struct jrun *run, struct jscope *scope, uint32_t name)
+{
+    run->steps += scope->count / 16;
+    for (uint32_t i = 0; i < scope->count; i++)
+        if (scope->vars[i].name == name) return &scope->vars[i].value;
+    return NULL;
+}
+
+struct jvalue weft__j_lookup(struct jrun *run, uint32_t name)
+{
+    for (struct jscope *scope = run->scope; scope != NULL; scope = scope->parent) {
+        struct jvalue *bound = find_binding(run, scope, name);
+        if (bound != NULL) return *bound;
+    }
+    return run->globals[name];
+}
+
+static void bind(struct jrun *run, uint32_t name, struct jvalue value)
+{
+    struct jscope *scope = run->scope;
+    if (scope == NULL) {
+        run->globals[name] = value;
+        return;
+    }
+    struct jvalue *bound = find_binding(run, scope, name);
+    if (bound != NULL) {
+        *bound = value;
+        return;
+    }
+    if (scope->count == scope->cap) {
+        uint32_t cap = scope->cap == 0 ? 8 : scope->cap * 2;
+        struct jbinding *vars = weft__j_alloc(run, cap * sizeof *vars);
+        if (vars == NULL) return;
+        if (scope->count > 0) memcpy(vars, scope->vars, scope->count * sizeof *vars);
+        scope->vars = vars;
+        scope->cap = cap;
+    }
+    scope->vars[scope->count++] = (struct jbinding){.name = name, .value = value};
+}
+
+static void assign(struct jrun *run, const struct jnode *target, struct jvalue value)
+{
+    run->at = target;
+    if (target->kind == N_NAME) {
+        bind(run, target->name, value);
+    } else if (target->kind == N_NSREF) {
+        struct jvalue object = weft__j_lookup(run, target->name);
+        if (object.kind == J_NAMESPACE)
+            (void)weft__j_put(run, object.dict, target->value, value);
+        else
+            weft__j_fail(run, WEFT_INVALID, "cannot assign attribute on non-namespace object");
+    } else {
+        struct jlist items;
+        uint32_t count = 0, i = 0;
+        for (const struct jnode *part = target->a; part != NULL; part = part->next) count++;
+        if (!weft__j_iterate(run, value, &items)) return;
+        if (items.count < count)
+            weft__j_fail(run, WEFT_INVALID, "not enough values to unpack (expected %u, got %u)",
+                         count, items.count);
+        else if (items.count > count)
+            weft__j_fail(run, WEFT_INVALID, "too many values to unpack (expected %u)", count);
+        if (run->status != WEFT_OK) return;
+        for (const struct jnode *part = target->a; part != NULL; part = part->next)
+            assign(run, part, items.items[i++]);
+    }
+}
+
+/* ---- statements ---- */
+
+static void exec(struct jrun *run, const struct jnode *body);
+
+/* What a body prints, as a string. */
+static struct jvalue captured(struct jrun *run, const struct jnode *body)
+{
+    struct jsink sink = {0}, *outer = run->sink;
+    run->sink = &sink;
+    exec(run, body);
+    run->sink = outer;
+    return weft__j_written(&sink);
+}
+
+/* The next item of the loop that its inline `if` lets through. */
+static bool pull(struct jrun *run, struct jloop *loop, struct jvalue *out)
+{
+    while (run->status == WEFT_OK && loop->taken < loop->items.count) {
+        struct jvalue item = loop->items.items[loop->taken++];
+        *out = item;
+        if (!loop->filtering) return true;
+        if (!weft__j_tick(run, 0)) return false;
+        struct jscope *outer = run->scope, *scope = push_scope(run, loop->scope);
+        if (scope == NULL) return false;
+        assign(run, loop->node->a, item);
+        bool passes = weft__j_truth(run, weft__j_eval(run, loop->node->c));
+        pop_scope(run, scope, outer);
+        if (passes) return run->status == WEFT_OK;
+    }
+    return false;
+}
+
+/* The item after the current one, asked for ahead of time. */
+bool weft__j_loop_peek(struct jrun *run, struct jloop *loop, struct jvalue *out)
+{
+    if (loop->after.kind == J_ABSENT && !pull(run, loop, &loop->after)) return false;
+    *out = loop->after;
+    return true;
+}
+
+/* The items still to come are filtered now, so that they can be counted. */
+int64_t weft__j_loop_length(struct jrun *run, struct jloop *loop)
+{
+    if (loop->length >= 0) return loop->length;
+    struct jvalue rest = weft__j_new_list(run, J_LIST), item;
+    while (rest.kind == J_LIST && pull(run, loop, &item))
+        if (!weft__j_push(run, rest.list, item)) break;
+    if (run->status != WEFT_OK) return 0;
+    loop->items = *rest.list;
+    loop->taken = 0;
+    loop->filtering = false;
+    loop->length = loop->index0 + 1 + rest.list->count + (loop->after.kind != J_ABSENT);
+    return loop->length;
+}
+
+static void exec_loop(struct jrun *run, struct jloop *loop)
+{
+    const struct jnode *node = loop->node;
+    struct jscope *outer = run->scope, *scope = push_scope(run, loop->scope);
+    struct jvalue item;
+    while (scope != NULL && weft__j_loop_peek(run, loop, &item) && weft__j_tick(run, 0)) {
+        loop->before = loop->current;
+        loop->current = item;
+        loop->after = (struct jvalue){0};
+        loop->index0++;
+        scope->count = 0;
+        bind(run, J_NAME_LOOP, (struct jvalue){.kind = J_LOOP, .loop = loop});
+        assign(run, node->a, item);
+        exec(run, node->d);
+        uint8_t flow = run->flow;
+        run->flow = 0;
+        if (flow == S_BREAK) break;
+    }
+    if (scope != NULL && loop->index0 < 0) {
+        scope->count = 0;
+        exec(run, node->e);
+    }
+    pop_scope(run, scope, outer);
+}
+
+static void exec_for(struct jrun *run, const struct jnode *node, struct jscope *scope,
+                     struct jvalue items, int depth0)
+{
+    struct jloop *loop = weft__j_alloc(run, sizeof *loop);
+    if (loop == NULL) return;
+    *loop = (struct jloop){.node = node,
+                           .scope = scope,
+                           .filtering = node->c != NULL,
+                           .index0 = -1,
+                           .depth0 = depth0,
+                           .length = -1};
+    run->at = node->b != NULL ? node->b : node;
+    if (!weft__j_iterate(run, items, &loop->items)) return;
+    if (!loop->filtering) loop->length = loop->items.count;
+    if (loop->filtering || node->op != 0) capture_scopes(scope); /* read again as the loop runs */
+    exec_loop(run, loop);
+}
+
+static bool enter_macro(struct jrun *run)
+{
+    if (++run->macros <= WEFT__TEMPLATE_MAX_MACROS) return true;
+    weft__j_fail(run, WEFT_TOO_LONG, "macros nested more than %d deep", WEFT__TEMPLATE_MAX_MACROS);
+    run->macros--;
+    return false;
+}
+
+struct jvalue weft__j_call_loop(struct jrun *run, struct jloop *loop, struct jvalue items)
+{
+    if (loop->node->op == 0)
+        return weft__j_fail(run, WEFT_INVALID,
+                            "only loops with the 'recursive' marker can be called");
+    if (!enter_macro(run)) return (struct jvalue){0};
+    struct jsink sink = {0}, *outer = run->sink;
+    run->sink = &sink;
+    exec_for(run, loop->node, loop->scope, items, loop->depth0 + 1);
+    run->sink = outer;
+    run->macros--;
+    return weft__j_written(&sink);
+}
+
+/* Binds what a call passed to the parameters of a macro; a scope for its body is current. */
+static void bind_parameters(struct jrun *run, const struct jnode *node, struct jcall *call)
+{
+    const struct jname name = run->tmpl->names[node->name];
+    uint32_t given = 0, named = 0;
+    bool caller_bound = false;
+    for (const struct jnode *param = node->a; param != NULL; param = param->next) {
+        struct jname key = run->tmpl->names[param->name];
+        struct jvalue *found = weft__j_find(run, &call->named, weft__j_text(key.text, key.len));
+        struct jvalue value;
+        caller_bound = caller_bound || param->name == J_NAME_CALLER;
+        if (given < call->positional.count) {
+            value = call->positional.items[given++];
+        } else if (found != NULL) {
+            value = *found;
+            *found = (struct jvalue){0};
+            named++;
+        } else if (param->a != NULL) {
+            value = weft__j_eval(run, param->a);
+        } else {
+            char *hint = weft__j_alloc(run, key.len + 40);
+            if (hint == NULL) return;
+            (void)snprintf(hint, key.len + 40, "parameter '%s' was not provided", key.text);
+            value = weft__j_missing(run, hint);
+        }
+        bind(run, param->name, value);
+    }
+    if ((node->op & J_USES_CALLER) != 0 && !caller_bound) {
+        struct jvalue *found = weft__j_find(run, &call->named, weft__j_literal("caller"));
+        bind(run, J_NAME_CALLER,
+             found != NULL ? *found : weft__j_missing(run, "no caller defined"));
+        if (found != NULL) {
+            *found = (struct jvalue){0};
+            named++;
+        }
+    }
+    struct jvalue rest = weft__j_new_dict(run), more = weft__j_new_list(run, J_TUPLE);
+    if (run->status != WEFT_OK) return;
+    for (uint32_t i = 0; i < call->named.count && named < call->named.count; i++) {
+        const struct jpair *pair = &call->named.pairs[i];
+        if (pair->value.kind == J_ABSENT) continue;
+        if ((node->op & J_USES_KWARGS) == 0) {
+            weft__j_fail(run, WEFT_INVALID, "macro '%s' takes no keyword argument '%.*s'",
+                         name.text, (int)weft__min(pair->key.len, 80), pair->key.text);
+            return;
+        }
+        (void)weft__j_put(run, rest.dict, pair->key, pair->value);
+    }
+    if ((node->op & J_USES_VARARGS) == 0 && given < call->positional.count)
+        weft__j_fail(run, WEFT_INVALID, "macro '%s' takes not more than %u argument(s)", name.text,
+                     given);
+    for (; given < call->positional.count; given++)
+        (void)weft__j_push(run, more.list, call->positional.items[given]);
+    if ((node->op & J_USES_KWARGS) != 0) bind(run, J_NAME_KWARGS, rest);
+    if ((node->op & J_USES_VARARGS) != 0) bind(run, J_NAME_VARARGS, more);
+}
+
+struct jvalue weft__j_call_macro(struct jrun *run, struct jmacro *macro, struct jcall *call)
+{
+    struct jvalue out = {0};
+    if (!enter_macro(run)) return out;
+    struct jscope *outer = run->scope, *scope = push_scope(run, macro->scope);
+    if (scope != NULL) {
+        bind_parameters(run, macro->node, call);
+        out = captured(run, macro->node->b);
+    }
+    pop_scope(run, scope, outer);
+    run->macros--;
+    return out;
+}
+
+static struct jvalue new_macro(struct jrun *run, const struct jnode *node)
+{
+    struct jmacro *macro = weft__j_alloc(run, sizeof *macro);
+    if (macro == NULL) return (struct jvalue){0};
+    *macro = (struct jmacro){.node = node, .scope = run->scope};
+    capture_scopes(run->scope);
+    return (struct jvalue){.kind = J_MACRO, .macro = macro};
+}
+
+static void exec_if(struct jrun *run, const struct jnode *node)
+{
+    for (const struct jnode *branch = node->a; branch != NULL; branch = branch->next)
+        if (branch->a == NULL || weft__j_truth(run, weft__j_eval(run, branch->a))) {
+            exec(run, branch->b);
+            return;
+        }
+}
+
+/* Values see the scope outside. */
+static void exec_with(struct jrun *run, const struct jnode *node)
+{
+    struct jscope *outer = run->scope, *scope = push_scope(run, outer);
+    for (const struct jnode *set = node->a; scope != NULL && set != NULL; set = set->next) {
+        run->scope = outer;
+        struct jvalue value = weft__j_eval(run, set->b);
+        run->scope = scope;
+        assign(run, set->a, value);
+    }
+    if (scope != NULL) exec(run, node->b);
+    pop_scope(run, scope, outer);
+}
+
+static void exec_capture(struct jrun *run, const struct jnode *target, const struct jnode *filters,
+                         const struct jnode *body)
+{
+    struct jscope *outer = run->scope, *scope = push_scope(run, outer);
+    struct jvalue value = scope != NULL ? captured(run, body) : (struct jvalue){0};
+    if (filters != NULL) value = weft__j_filter_block(run, filters, value);
+    pop_scope(run, scope, outer);
+    if (run->status != WEFT_OK || run->flow != 0) return;
+    if (target != NULL)
+        assign(run, target, value);
+    else
+        weft__j_write_str(run, run->sink, value);
+}
+
+static void exec_node(struct jrun *run, const struct jnode *node)
+{
+    struct jvalue value;
+    run->at = node;
+    switch (node->kind) {
+    case S_DATA:
+        weft__j_write(run, run->sink, node->value.text, node->value.len);
+        break;
+    case S_PRINT:
+        value = weft__j_eval(run, node->a);
+        run->at = node;
+        weft__j_write_str(run, run->sink, value);
+        break;
+    case S_FOR:
+        exec_for(run, node, run->scope, weft__j_eval(run, node->b), 0);
+        break;
+    case S_IF:
+        exec_if(run, node);
+        break;
+    case S_SET:
+        value = weft__j_eval(run, node->b);
+        if (run->status == WEFT_OK) assign(run, node->a, value);
+        break;
+    case S_CAPTURE:
+        exec_capture(run, node->a, node->b, node->c);
+        break;
+    case S_FILTER:
+        exec_capture(run, NULL, node->a, node->b);
+        break;
+    case S_MACRO:
+        bind(run, node->name, new_macro(run, node));
+        break;
+    case S_CALL:
+        value = weft__j_call_block(run, node->a, new_macro(run, node->b));
+        weft__j_write_str(run, run->sink, value);
+        break;
+    case S_WITH:
+        exec_with(run, node);
+        break;
+    default:
+        run->flow = node->kind; /* S_BREAK, S_CONTINUE */
+    }
+}
+
+static void exec(struct jrun *run, const struct jnode *body)
+{
+    if (!weft__j_enter(run)) return;
+    for (; body != NULL && run->flow == 0 && weft__j_tick(run, 0); body = body->next)
+        exec_node(run, body);
+    run->depth--;
+}
+
+bool weft__j_enter(struct jrun *run)
+{
+    if (run->depth < MAX_DEPTH) {
+        run->depth++;
+        return true;
+    }
+    weft__j_fail(run, WEFT_TOO_LONG, "the template nests more than %d deep", MAX_DEPTH);
+    return false;
+}
+
+/* ---- a whole render ---- */
+
+static void load_globals(struct jrun *run, json_t *vars)
+{
+    run->globals = weft__j_alloc(run, run->tmpl->name_count * sizeof *run->globals);
+    for (uint32_t i = 0; run->status == WEFT_OK && i < run->tmpl->name_count; i++) {
+        const struct jname *name = &run->tmpl->names[i];
+        json_t *given = json_object_getn(vars, name->text, name->len);
+        const struct jfunction *function = weft__j_global(name->text, name->len);
+        if (given != NULL)
+            run->globals[i] = weft__j_from_json(run, given, 0);
+        else if (function != NULL)
+            run->globals[i] = (struct jvalue){.kind = J_FUNCTION, .function = function};
+    }
+}
+
+weft_status weft__template_render(const struct weft__template *tmpl, json_t *vars, time_t now,
+                                  struct weft__buf *out, weft_error *err)
+{
+    struct jsink sink = {.buf = out};
+    struct jrun run = {.tmpl = tmpl, .err = err, .sink = &sink, .out_start = out->len, .now = now};
+    load_globals(&run, vars);
+    if (run.status == WEFT_OK) exec(&run, tmpl->body);
+    if (run.status != WEFT_OK) {
+        out->len = run.out_start;
+        if (out->data != NULL) out->data[out->len] = '\0';
+        out->failed = false;
+    }
+    weft__arena_free(&run.arena);
+    return run.status;
+}

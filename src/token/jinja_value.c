@@ -1,0 +1,506 @@
+/* Values: truth, equality, order, lists, mappings, iteration, and JSON on the way in. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "jinja.h"
+
+/* Mappings of more pairs than this get an index. */
+enum { LINEAR_PAIRS = 8 };
+
+const char *weft__j_type(struct jvalue v)
+{
+    static const char *const names[] = {
+#define X(name, text) text,
+        WEFT__J_KINDS(X)
+#undef X
+    };
+    return names[v.kind];
+}
+
+struct jvalue weft__j_literal(const char *text) { return weft__j_text(text, strlen(text)); }
+
+bool weft__j_is_text(struct jvalue v, const char *text)
+{
+    return v.kind == J_STRING && v.len == strlen(text) && memcmp(v.text, text, v.len) == 0;
+}
+
+bool weft__j_integer(struct jvalue v, int64_t *out)
+{
+    if (v.kind != J_INT && v.kind != J_BOOL) return false;
+    *out = v.kind == J_INT ? v.integer : v.truth;
+    return true;
+}
+
+bool weft__j_number(struct jvalue v, double *out)
+{
+    int64_t integer;
+    if (v.kind == J_FLOAT)
+        *out = v.real;
+    else if (weft__j_integer(v, &integer))
+        *out = (double)integer;
+    else
+        return false;
+    return true;
+}
+
+int64_t weft__j_length(struct jvalue v)
+{
+    switch (v.kind) {
+    case J_STRING:
+        return weft__j_chars(v);
+    case J_LIST:
+    case J_TUPLE:
+        return v.list->count;
+    case J_DICT:
+    case J_KEYS:
+    case J_VALUES:
+    case J_ITEMS:
+        return v.dict->count;
+    case J_RANGE:
+        return v.range->count;
+    case J_UNDEFINED:
+        return 0;
+    default:
+        return -1;
+    }
+}
+
+bool weft__j_truth(struct jrun *run, struct jvalue v)
+{
+    if (run->status != WEFT_OK) return false;
+    switch (v.kind) {
+    case J_NONE:
+        return false;
+    case J_BOOL:
+        return v.truth;
+    case J_INT:
+        return v.integer != 0;
+    case J_FLOAT:
+        return v.real != 0;
+    case J_STRING:
+        return v.len != 0;
+    default:
+        return weft__j_length(v) != 0;
+    }
+}
+
+/* ---- undefined ---- */
+
+struct jvalue weft__j_undefined(struct jrun *run, struct jvalue object, struct jvalue key)
+{
+    struct jundefined *what = weft__j_alloc(run, sizeof *what);
+    if (what == NULL) return (struct jvalue){0};
+    what->type = object.kind == J_ABSENT ? NULL : weft__j_type(object);
+    what->key = key;
+    return (struct jvalue){.kind = J_UNDEFINED, .undefined = what};
+}
+
+struct jvalue weft__j_missing(struct jrun *run, const char *hint)
+{
+    struct jundefined *what = weft__j_alloc(run, sizeof *what);
+    if (what == NULL) return (struct jvalue){0};
+    what->hint = hint;
+    return (struct jvalue){.kind = J_UNDEFINED, .undefined = what};
+}
+
+struct jvalue weft__j_fail_undefined(struct jrun *run, struct jvalue undefined)
+{
+    const struct jundefined *what = undefined.undefined;
+    if (what->hint != NULL) return weft__j_fail(run, WEFT_INVALID, "%s", what->hint);
+    struct jsink sink = {0};
+    weft__j_write_repr(run, &sink, what->key);
+    struct jvalue key = weft__j_written(&sink);
+    int len = (int)weft__min(key.len, 80);
+    if (what->type == NULL)
+        return weft__j_fail(run, WEFT_INVALID, "%.*s is undefined", len, key.text);
+    const char *type = strcmp(what->type, "NoneType") == 0 ? "None" : what->type;
+    return weft__j_fail(run, WEFT_INVALID, "'%s%s' has no %s %.*s", type,
+                        type == what->type ? " object" : "",
+                        what->key.kind == J_STRING ? "attribute" : "element", len, key.text);
+}
+
+/* ---- equality and order ---- */
+
+static int order_real(double a, double b) { return a < b ? -1 : a > b ? 1 : a == b ? 0 : 2; }
+
+/* Exact, also where the integer has no double. */
+static int order_mixed(int64_t a, double b)
+{
+    if (isnan(b)) return 2;
+    if (b >= 0x1p63) return -1;
+    if (b < -0x1p63) return 1;
+    int64_t whole = (int64_t)b;
+    if (a != whole) return a < whole ? -1 : 1;
+    return order_real(0, b - (double)whole);
+}
+
+/* false: not two numbers. */
+static bool order_numbers(struct jvalue a, struct jvalue b, int *order)
+{
+    int64_t ia, ib;
+    bool a_int = weft__j_integer(a, &ia), b_int = weft__j_integer(b, &ib);
+    if (a_int && b_int) {
+        *order = ia < ib ? -1 : ia > ib;
+    } else if (a_int && b.kind == J_FLOAT) {
+        *order = order_mixed(ia, b.real);
+    } else if (b_int && a.kind == J_FLOAT) {
+        *order = order_mixed(ib, a.real);
+        if (*order != 2) *order = -*order;
+    } else if (a.kind == J_FLOAT && b.kind == J_FLOAT) {
+        *order = order_real(a.real, b.real);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static int order_text(struct jvalue a, struct jvalue b)
+{
+    uint32_t len = a.len < b.len ? a.len : b.len;
+    int order = len > 0 ? memcmp(a.text, b.text, len) : 0; /* UTF-8 sorts as its characters do */
+    if (order == 0) order = a.len < b.len ? -1 : a.len > b.len;
+    return order < 0 ? -1 : order > 0;
+}
+
+static bool same_pointer(struct jvalue a, struct jvalue b)
+{
+    return a.kind == b.kind && (a.kind == J_NONE || a.kind == J_UNDEFINED || a.list == b.list);
+}
+
+static bool equal_lists(struct jrun *run, const struct jlist *a, const struct jlist *b)
+{
+    if (a->count != b->count) return false;
+    for (uint32_t i = 0; i < a->count; i++)
+        if (!weft__j_equal(run, a->items[i], b->items[i])) return false;
+    return true;
+}
+
+static bool equal_dicts(struct jrun *run, const struct jdict *a, const struct jdict *b)
+{
+    if (a->count != b->count) return false;
+    for (uint32_t i = 0; i < a->count && run->status == WEFT_OK; i++) {
+        struct jvalue *other = weft__j_find(run, b, a->pairs[i].key);
+        if (other == NULL || !weft__j_equal(run, a->pairs[i].value, *other)) return false;
+    }
+    return true;
+}
+
+bool weft__j_equal(struct jrun *run, struct jvalue a, struct jvalue b)
+{
+    int order;
+    if (order_numbers(a, b, &order)) return order == 0;
+    if (a.kind != b.kind) return false;
+    if (a.kind == J_STRING) {
+        if (a.len != b.len) return false;
+        return weft__j_tick(run, a.len) && order_text(a, b) == 0;
+    }
+    if (same_pointer(a, b)) return true;
+    bool equal = false;
+    if (!weft__j_tick(run, 0) || !weft__j_enter(run)) return false;
+    if (a.kind == J_LIST || a.kind == J_TUPLE)
+        equal = equal_lists(run, a.list, b.list);
+    else if (a.kind == J_DICT)
+        equal = equal_dicts(run, a.dict, b.dict);
+    else if (a.kind == J_RANGE)
+        equal = a.range->count == b.range->count &&
+                (a.range->count == 0 || a.range->start == b.range->start) &&
+                (a.range->count <= 1 || a.range->step == b.range->step);
+    run->depth--;
+    return equal && run->status == WEFT_OK;
+}
+
+int weft__j_compare(struct jrun *run, struct jvalue a, struct jvalue b, const char *op)
+{
+    int order;
+    if (run->status != WEFT_OK) return 2;
+    if (order_numbers(a, b, &order)) return order;
+    if (a.kind == J_UNDEFINED || b.kind == J_UNDEFINED) {
+        weft__j_fail_undefined(run, a.kind == J_UNDEFINED ? a : b);
+        return 2;
+    }
+    if (a.kind == J_STRING && b.kind == J_STRING)
+        return weft__j_tick(run, a.len < b.len ? a.len : b.len) ? order_text(a, b) : 2;
+    if (a.kind != b.kind || (a.kind != J_LIST && a.kind != J_TUPLE)) {
+        weft__j_fail(run, WEFT_INVALID, "'%s' not supported between instances of '%s' and '%s'", op,
+                     weft__j_type(a), weft__j_type(b));
+        return 2;
+    }
+    if (!weft__j_tick(run, 0) || !weft__j_enter(run)) return 2;
+    uint32_t i = 0, na = a.list->count, nb = b.list->count;
+    while (i < na && i < nb && weft__j_equal(run, a.list->items[i], b.list->items[i])) i++;
+    order = i < na && i < nb ? weft__j_compare(run, a.list->items[i], b.list->items[i], op)
+            : na < nb        ? -1
+                             : na > nb;
+    run->depth--;
+    return run->status == WEFT_OK ? order : 2;
+}
+
+/* ---- lists ---- */
+
+struct jvalue weft__j_new_list(struct jrun *run, enum weft__jkind kind)
+{
+    struct jlist *list = weft__j_alloc(run, sizeof *list);
+    return (struct jvalue){.kind = list != NULL ? (uint8_t)kind : J_ABSENT, .list = list};
+}
+
+bool weft__j_push(struct jrun *run, struct jlist *list, struct jvalue v)
+{
+    if (list->count == list->cap) {
+        uint32_t cap = list->cap == 0 ? 4 : list->cap * 2;
+        struct jvalue *items = weft__j_alloc(run, cap * sizeof *items);
+        if (items == NULL) return false;
+        if (list->count > 0) memcpy(items, list->items, list->count * sizeof *items);
+        list->items = items;
+        list->cap = cap;
+    }
+    list->items[list->count++] = v;
+    return run->status == WEFT_OK;
+}
+
+struct jvalue weft__j_pair(struct jrun *run, struct jvalue a, struct jvalue b)
+{
+    struct jvalue out = weft__j_new_list(run, J_TUPLE);
+    struct jvalue *items = weft__j_alloc(run, 2 * sizeof *items);
+    if (items == NULL) return (struct jvalue){0};
+    items[0] = a;
+    items[1] = b;
+    *out.list = (struct jlist){.items = items, .count = 2, .cap = 2};
+    return out;
+}
+
+int64_t weft__j_at(const struct jrange *range, int64_t index)
+{
+    return range->start + index * range->step;
+}
+
+static bool iterate_text(struct jrun *run, struct jvalue s, struct jlist *out)
+{
+    for (const char *p = s.text, *end = p + s.len; p < end;) {
+        const char *start = p;
+        (void)weft__j_char(&p, end);
+        if (!weft__j_push(run, out, weft__j_text(start, (size_t)(p - start)))) return false;
+    }
+    return weft__j_tick(run, s.len);
+}
+
+static bool iterate_dict(struct jrun *run, uint8_t kind, const struct jdict *dict,
+                         struct jlist *out)
+{
+    for (uint32_t i = 0; i < dict->count; i++) {
+        struct jpair pair = dict->pairs[i];
+        struct jvalue item = kind == J_VALUES  ? pair.value
+                             : kind == J_ITEMS ? weft__j_pair(run, pair.key, pair.value)
+                                               : pair.key;
+        if (!weft__j_push(run, out, item)) return false;
+    }
+    return true;
+}
+
+bool weft__j_iterate(struct jrun *run, struct jvalue v, struct jlist *out)
+{
+    *out = (struct jlist){0};
+    if (run->status != WEFT_OK) return false;
+    switch (v.kind) {
+    case J_UNDEFINED:
+        return true;
+    case J_LIST:
+    case J_TUPLE:
+        *out = *v.list;
+        return true;
+    case J_STRING:
+        return iterate_text(run, v, out);
+    case J_DICT:
+    case J_KEYS:
+    case J_VALUES:
+    case J_ITEMS:
+        return iterate_dict(run, v.kind, v.dict, out);
+    case J_RANGE:
+        for (int64_t i = 0; i < v.range->count; i++)
+            if (!weft__j_push(run, out, weft__j_int(weft__j_at(v.range, i)))) return false;
+        return true;
+    case J_ITERATOR:
+        if (v.iterator->next < v.iterator->items.count)
+            *out = (struct jlist){.items = v.iterator->items.items + v.iterator->next,
+                                  .count = v.iterator->items.count - v.iterator->next};
+        out->cap = out->count;
+        v.iterator->next = v.iterator->items.count;
+        return true;
+    default:
+        weft__j_fail(run, WEFT_INVALID, "'%s' object is not iterable", weft__j_type(v));
+        return false;
+    }
+}
+
+struct jvalue weft__j_iterator(struct jrun *run, struct jlist items)
+{
+    struct jiterator *iterator = weft__j_alloc(run, sizeof *iterator);
+    if (iterator == NULL) return (struct jvalue){0};
+    iterator->items = items;
+    return (struct jvalue){.kind = J_ITERATOR, .iterator = iterator};
+}
+
+bool weft__j_sort(struct jrun *run, struct jpair *pairs, uint32_t count, jorder *order)
+{
+    struct jpair *other = weft__j_alloc(run, (size_t)count * sizeof *other), *from = pairs;
+    if (other == NULL) return false;
+    for (uint32_t width = 1; width<count; width = width> count / 2 ? count : width * 2) {
+        for (uint32_t start = 0; start < count;) {
+            uint32_t middle = count - start > width ? start + width : count;
+            uint32_t end = count - middle > width ? middle + width : count;
+            for (uint32_t i = start, a = start, b = middle; i < end; i++) {
+                if (!weft__j_tick(run, 0)) return false;
+                bool right = a == middle || (b < end && order(run, &from[b], &from[a]) < 0);
+                other[i] = right ? from[b++] : from[a++];
+            }
+            start = end;
+        }
+        struct jpair *sorted = other;
+        other = from;
+        from = sorted;
+    }
+    if (from != pairs) memcpy(pairs, from, count * sizeof *pairs);
+    return run->status == WEFT_OK;
+}
+
+/* ---- mappings ---- */
+
+struct jvalue weft__j_new_dict(struct jrun *run)
+{
+    struct jdict *dict = weft__j_alloc(run, sizeof *dict);
+    return (struct jvalue){.kind = dict != NULL ? J_DICT : J_ABSENT, .dict = dict};
+}
+
+bool weft__j_hashable(struct jvalue v)
+{
+    if (v.kind == J_LIST || v.kind == J_DICT || v.kind == J_KEYS || v.kind == J_ITEMS) return false;
+    for (uint32_t i = 0; v.kind == J_TUPLE && i < v.list->count; i++) {
+        struct jvalue item = v.list->items[i];
+        if (item.kind == J_TUPLE || !weft__j_hashable(item)) return false; /* one level of tuples */
+    }
+    return true;
+}
+
+/* Equal values have equal hashes: 1, 1.0 and true are one key. */
+static uint64_t hash_value(struct jvalue v)
+{
+    int64_t integer;
+    if (v.kind == J_FLOAT && v.real == floor(v.real) && fabs(v.real) < 0x1p62)
+        v = weft__j_int((int64_t)v.real);
+    if (weft__j_integer(v, &integer)) return weft__hash(&integer, sizeof integer, 1);
+    if (v.kind == J_STRING) return weft__hash(v.text, v.len, 0);
+    if (v.kind == J_FLOAT) return weft__hash(&v.real, sizeof v.real, 2);
+    uint64_t hash = v.kind;
+    for (uint32_t i = 0; v.kind == J_TUPLE && i < v.list->count; i++)
+        hash = hash * 31 + hash_value(v.list->items[i]);
+    return hash;
+}
+
+struct jvalue *weft__j_find(struct jrun *run, const struct jdict *dict, struct jvalue key)
+{
+    if (dict->index == NULL) {
+        for (uint32_t i = 0; i < dict->count; i++)
+            if (weft__j_equal(run, dict->pairs[i].key, key)) return &dict->pairs[i].value;
+        return NULL;
+    }
+    uint32_t entry;
+    for (uint64_t slot = hash_value(key); (entry = dict->index[slot & (dict->index_size - 1)]) != 0;
+         slot++) {
+        struct jpair *pair = &dict->pairs[entry - 1];
+        if (weft__j_equal(run, pair->key, key)) return &pair->value;
+        if (!weft__j_tick(run, 0)) return NULL;
+    }
+    return NULL;
+}
+
+static bool grow_dict(struct jrun *run, struct jdict *dict)
+{
+    uint32_t cap = dict->cap == 0 ? 4 : dict->cap * 2;
+    struct jpair *pairs = weft__j_alloc(run, cap * sizeof *pairs);
+    if (pairs == NULL) return false;
+    if (dict->count > 0) memcpy(pairs, dict->pairs, dict->count * sizeof *pairs);
+    dict->pairs = pairs;
+    dict->cap = cap;
+    if (cap <= LINEAR_PAIRS) return true;
+    dict->index_size = cap * 2;
+    dict->index = weft__j_alloc(run, dict->index_size * sizeof *dict->index);
+    for (uint32_t i = 0; dict->index != NULL && i < dict->count; i++) {
+        uint64_t slot = hash_value(pairs[i].key);
+        while (dict->index[slot & (dict->index_size - 1)] != 0 && weft__j_tick(run, 0)) slot++;
+        dict->index[slot & (dict->index_size - 1)] = i + 1;
+    }
+    return run->status == WEFT_OK;
+}
+
+bool weft__j_put(struct jrun *run, struct jdict *dict, struct jvalue key, struct jvalue value)
+{
+    if (!weft__j_hashable(key)) {
+        weft__j_fail(run, WEFT_INVALID, "unhashable type: '%s'", weft__j_type(key));
+        return false;
+    }
+    struct jvalue *found = weft__j_find(run, dict, key);
+    if (found != NULL) {
+        *found = value;
+        return run->status == WEFT_OK;
+    }
+    if (run->status != WEFT_OK || (dict->count == dict->cap && !grow_dict(run, dict))) return false;
+    if (dict->index != NULL) {
+        uint64_t slot = hash_value(key);
+        while (dict->index[slot & (dict->index_size - 1)] != 0) slot++;
+        dict->index[slot & (dict->index_size - 1)] = dict->count + 1;
+    }
+    dict->pairs[dict->count++] = (struct jpair){.key = key, .value = value};
+    return true;
+}
+
+/* ---- JSON ---- */
+
+static struct jvalue from_object(struct jrun *run, json_t *json, int depth)
+{
+    struct jvalue out = weft__j_new_dict(run);
+    const char *key;
+    size_t key_len;
+    json_t *value;
+    json_object_keylen_foreach(json, key, key_len, value)
+    {
+        struct jvalue name = weft__j_text(key, key_len), item;
+        item = weft__j_from_json(run, value, depth + 1);
+        if (run->status != WEFT_OK || !weft__j_put(run, out.dict, name, item)) break;
+    }
+    return out;
+}
+
+struct jvalue weft__j_from_json(struct jrun *run, json_t *json, int depth)
+{
+    if (depth > WEFT__TEMPLATE_MAX_DATA)
+        return weft__j_fail(run, WEFT_TOO_LONG, "the conversation nests more than %d deep",
+                            WEFT__TEMPLATE_MAX_DATA);
+    switch (json_typeof(json)) {
+    case JSON_NULL:
+        return weft__j_none();
+    case JSON_TRUE:
+        return weft__j_bool(true);
+    case JSON_FALSE:
+        return weft__j_bool(false);
+    case JSON_INTEGER:
+        return weft__j_int(json_integer_value(json));
+    case JSON_REAL:
+        return weft__j_float(json_real_value(json));
+    case JSON_OBJECT:
+        return from_object(run, json, depth);
+    case JSON_STRING:
+        if (json_string_length(json) > WEFT__TEMPLATE_MAX_OUTPUT) break;
+        return weft__j_text(json_string_value(json), json_string_length(json));
+    case JSON_ARRAY: {
+        struct jvalue out = weft__j_new_list(run, J_LIST);
+        for (size_t i = 0; i < json_array_size(json) && run->status == WEFT_OK; i++)
+            (void)weft__j_push(run, out.list,
+                               weft__j_from_json(run, json_array_get(json, i), depth + 1));
+        return out;
+    }
+    default:
+        break;
+    }
+    return weft__j_fail(run, WEFT_TOO_LONG, "a text of more than %d MiB in the conversation",
+                        WEFT__TEMPLATE_MAX_OUTPUT >> 20);
+}
