@@ -30,6 +30,7 @@ static weft_status check_options(const struct weft__sched_options *options, weft
          weft__min(WEFT__SEQUENCES_MAX, weft__min(options->chunk, options->max_outputs))},
         {"max_queue", options->max_queue, 0, WEFT__SEQUENCES_MAX - options->max_running},
         {"context", options->context, 1, INT32_MAX - WEFT__PAGE},
+        {"growth", options->growth, 0, INT32_MAX},
         {"vocab", options->vocab, 1, INT32_MAX},
         {"usable vocab", options->usable_vocab, 1, options->vocab},
         {"number of eos ids", options->eos_count, 0, WEFT__STOP_IDS_MAX},

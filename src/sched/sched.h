@@ -27,15 +27,20 @@ enum {
     WEFT__CHUNK_MAX = 1 << 20,     /* tokens of a step */
     WEFT__SEQUENCES_MAX = 1 << 20, /* running and waiting */
     WEFT__PAGES_MAX = 1 << 26,
+    WEFT__GROWTH = 64, /* tokens: the value for `growth` */
 };
 
 struct weft__sched_options {
-    int64_t pages;        /* KV pages in the pool, numbered from 0 */
-    int64_t chunk;        /* rows of a batch, at most */
-    int64_t max_outputs;  /* rows with logits, at most */
-    int64_t max_running;  /* sequences in the pool; at most chunk and at most max_outputs */
-    int64_t max_queue;    /* sequences accepted beyond max_running */
-    int64_t context;      /* tokens of a sequence, prompt and output, at most */
+    int64_t pages;       /* KV pages in the pool, numbered from 0 */
+    int64_t chunk;       /* rows of a batch, at most */
+    int64_t max_outputs; /* rows with logits, at most */
+    int64_t max_running; /* sequences in the pool; at most chunk and at most max_outputs */
+    int64_t max_queue;   /* sequences accepted beyond max_running */
+    int64_t context;     /* tokens of a sequence, prompt and output, at most */
+    /* A sequence is admitted only while every running one could then add as many tokens, or its
+     * last, without a retraction. With 0 a full pool spends up to two rows in five on recomputing
+     * what it retracted; far above WEFT__GROWTH it stands half empty (sched_policy_test). */
+    int64_t growth;
     int64_t vocab;        /* columns of logits */
     int64_t usable_vocab; /* ids the tokenizer knows: the others are never sampled */
     const int32_t *eos;   /* [eos_count], copied */

@@ -140,14 +140,27 @@ static bool decodes(const struct weft__sequence *seq)
     return seq->output_count > 0 && seq->done == weft__sequence_tokens(seq) - 1;
 }
 
+/* Pages left free at an admission, for the next tokens of all who then run. */
+static int64_t growth_pages(const struct weft__sched *sched, const struct weft__sequence *extra)
+{
+    if (sched->running.count == 0) return 0;
+    int64_t tokens =
+        weft__min(extra->group->request.max_tokens - extra->output_count, sched->options.growth);
+    for (const struct weft__sequence *seq = sched->running.head; seq != NULL; seq = seq->next)
+        tokens +=
+            weft__min(seq->group->request.max_tokens - seq->output_count, sched->options.growth);
+    return tokens / WEFT__PAGE;
+}
+
 /* Takes a waiting sequence into the pool if there is room for all its tokens. */
 static bool place(struct weft__sched *sched, struct weft__sequence *seq)
 {
     struct weft__pool *pool = &sched->pool;
-    if (pool->free + pool->idle == 0) return false;
+    int64_t growth = growth_pages(sched, seq);
+    if (pool->free + pool->idle <= growth) return false; /* its last page at least is new */
     take_cached(sched, seq);
     int64_t pages = weft__ceil_div(weft__sequence_tokens(seq), WEFT__PAGE);
-    if (pages - seq->page_count > pool->free + pool->idle) {
+    if (pages - seq->page_count + growth > pool->free + pool->idle) {
         weft__sequence_release(sched, seq);
         if (seq->retractions == 0) {
             sched->counters.cached_tokens -= seq->cached_tokens;

@@ -521,6 +521,7 @@ static void trace_open(struct trace *trace)
     o->max_outputs = trace_range(trace, o->max_running, o->max_running + 12);
     o->max_queue = trace_range(trace, 0, 40);
     o->context = trace_range(trace, 1, TRACE_CONTEXT_MAX);
+    o->growth = trace_byte(trace) % 4 == 0 ? trace_range(trace, 0, 80) : 0;
     o->vocab = TRACE_VOCAB;
     o->usable_vocab = TRACE_USABLE;
     o->eos = trace->eos;
