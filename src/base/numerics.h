@@ -105,7 +105,7 @@ WEFT__HD uint8_t weft__e4m3_from_f32(float value)
 
 /* FP8 scale of a row whose largest magnitude is amax: code = e4m3_from_f32(x / scale). A row too
  * small for a scale counts as zeros; a NaN poisons its row. */
-WEFT__HD float weft__fp8_scale(float amax)
+WEFT__HD float weft__fp8_token_scale(float amax)
 {
     float scale = amax / 448.0f;
     return scale == 0.0f ? 1.0f : weft__f32_canonical(scale);

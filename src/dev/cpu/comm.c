@@ -402,7 +402,7 @@ static void quantise_row(struct weft__comm_kernels *k, const weft_reduce *op, in
     case WEFT_QUANT_NONE:
         return;
     case WEFT_QUANT_FP8_TOKEN:
-        scale = weft__fp8_scale(weft__f32_from_bits(k->rows->amax(k->row, op->hidden)));
+        scale = weft__fp8_token_scale(weft__f32_from_bits(k->rows->amax(k->row, op->hidden)));
         ((float *)quant->scales)[row] = scale;
         k->rows->fp8(k->row, scale, codes + row * op->hidden, op->hidden);
         return;

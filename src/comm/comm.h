@@ -1,0 +1,61 @@
+/* comm.h: inside the communicator: worlds, sessions, and what tests may tune. */
+#ifndef WEFT_SRC_COMM_H
+#define WEFT_SRC_COMM_H
+
+#include <pthread.h>
+
+#include "dev/comm_args.h"
+
+/* The lives of a world's communicators from open to close. A rank that opens again after a failure
+ * starts a new session, while a stuck rank may still keep the old one. */
+struct weft__session {
+    struct weft_world *world;
+    uint32_t joined, left; /* masks of ranks, under world->mutex */
+    size_t segment_bytes;
+    uint8_t *segment[WEFT__MAX_RANKS];
+};
+
+struct weft__tuning {
+    uint32_t first_epoch; /* 0: 1 */
+    bool portable;        /* no vector instructions beyond the baseline */
+};
+
+struct weft_world {
+    weft_world_options options; /* defaults filled in */
+    struct weft__tuning tuning;
+    const struct weft__dev_comm *dev;
+    uint32_t spins;
+    pthread_mutex_t mutex; /* guards what follows, and the sessions' masks */
+    pthread_cond_t changed;
+    struct weft__session *current; /* which ranks may still join, or have */
+    int references;                /* the creator's and the sessions' */
+};
+
+struct weft_comm {
+    struct weft__session *session;
+    struct weft_comm *root; /* the world's communicator of this rank; itself when it is that */
+    struct weft__comm_link link;
+    struct weft__comm_kernels *kernels;
+    struct weft__comm_channel *channel;
+    const struct weft__dev_comm *dev;
+    weft_algorithm algorithm;
+    uint32_t lent_epoch; /* the operation that weft_comm_input last gave a buffer for */
+    weft_comm_stats stats;
+    /* of the root: */
+    struct weft_comm *group[WEFT__COMM_CHANNELS]; /* by channel */
+    int next_channel;
+    size_t heap_next, heap_end; /* offsets in the segment */
+};
+
+weft_status weft__world_create(const weft_world_options *options, const struct weft__tuning *tuning,
+                               weft_world **out, weft_error *err);
+
+/* WEFT_OK while the session is healthy, else its failure. */
+weft_status weft__comm_health(const weft_comm *comm, weft_error *err);
+
+static inline int weft__comm_world_rank(const weft_comm *comm)
+{
+    return comm->link.world_rank[comm->link.rank];
+}
+
+#endif
