@@ -7,7 +7,7 @@ set(WEFT_CUDA_REAL 80 86 89 90a 100f 120f)
 set(WEFT_CUDA_PTX 80) # for what comes later: plain PTX, conversions in software
 
 # The numbers promise on the device: as -ffp-contract=off and no fast math on the host.
-set(WEFT_NVCC_FLAGS -std=c++17 -O3 --fmad=false -ftz=false -prec-div=true -prec-sqrt=true
+set(WEFT_NVCC_FLAGS --threads=2 -std=c++17 -O3 --fmad=false -ftz=false -prec-div=true -prec-sqrt=true
                     --Werror all-warnings -I${CMAKE_SOURCE_DIR}/include -I${CMAKE_SOURCE_DIR}/src)
 foreach(arch ${WEFT_CUDA_REAL})
     list(APPEND WEFT_NVCC_FLAGS -gencode=arch=compute_${arch},code=sm_${arch})
