@@ -5,7 +5,12 @@
 
 #include "model.h"
 
-enum { MAX_HIDDEN = 1 << 20, MAX_LAYERS = 1024, MAX_HEADS = 4096, MAX_EXPERTS = 4096 };
+enum {
+    MAX_HIDDEN = WEFT_COMM_HIDDEN_MAX,
+    MAX_WIDTH = 1 << 20,
+    MAX_LAYERS = 1024,
+    MAX_HEADS = 4096
+};
 
 /* Every family: name of its file and of its entry in it. */
 #define FAMILIES(X) \
@@ -40,7 +45,7 @@ weft_status weft__arch_common(const struct weft__node *config, struct weft__arch
     WEFT__TRY(
         weft__node_int_opt(config, "max_position_embeddings", 1, 1 << 30, &arch->context, err));
     WEFT__TRY(
-        weft__node_int_opt(config, "intermediate_size", 1, MAX_HIDDEN, &arch->intermediate, err));
+        weft__node_int_opt(config, "intermediate_size", 1, MAX_WIDTH, &arch->intermediate, err));
     WEFT__TRY(weft__node_double_opt(config, "rms_norm_eps", 0, 1, &eps, err));
     WEFT__TRY(weft__node_bool_opt(config, "tie_word_embeddings", &arch->tied, err));
     WEFT__TRY(weft__node_string_opt(config, "hidden_act", &act, err));
@@ -62,7 +67,7 @@ weft_status weft__arch_gqa(const struct weft__node *config, struct weft__arch *a
     arch->head_dim = arch->hidden / arch->heads;
     WEFT__TRY(
         weft__node_int_opt(config, "num_key_value_heads", 1, MAX_HEADS, &arch->kv_heads, err));
-    WEFT__TRY(weft__node_int_opt(config, "head_dim", 2, MAX_HIDDEN, &arch->head_dim, err));
+    WEFT__TRY(weft__node_int_opt(config, "head_dim", 2, MAX_WIDTH, &arch->head_dim, err));
     WEFT__TRY(weft__node_bool_opt(config, "attention_bias", &arch->qkv_bias, err));
     WEFT__TRY(weft__node_bool_opt(config, "mlp_bias", &arch->mlp_bias, err));
     if (arch->heads % arch->kv_heads != 0)
@@ -85,11 +90,11 @@ weft_status weft__arch_mla(const struct weft__node *config, struct weft__arch *a
     arch->kv_heads = arch->heads;
     /* Hugging Face fixes this whatever rms_norm_eps says; other stacks use rms_norm_eps. */
     arch->latent_eps = 1e-6f;
-    WEFT__TRY(weft__node_int_opt(config, "q_lora_rank", 1, MAX_HIDDEN, &arch->q_lora, err));
-    WEFT__TRY(weft__node_int(config, "kv_lora_rank", 1, MAX_HIDDEN, &arch->kv_lora, err));
-    WEFT__TRY(weft__node_int(config, "qk_nope_head_dim", 1, MAX_HIDDEN, &arch->nope_dim, err));
-    WEFT__TRY(weft__node_int(config, "qk_rope_head_dim", 2, MAX_HIDDEN, &arch->rope_dim, err));
-    WEFT__TRY(weft__node_int(config, "v_head_dim", 1, MAX_HIDDEN, &arch->value_dim, err));
+    WEFT__TRY(weft__node_int_opt(config, "q_lora_rank", 1, MAX_WIDTH, &arch->q_lora, err));
+    WEFT__TRY(weft__node_int(config, "kv_lora_rank", 1, MAX_WIDTH, &arch->kv_lora, err));
+    WEFT__TRY(weft__node_int(config, "qk_nope_head_dim", 1, MAX_WIDTH, &arch->nope_dim, err));
+    WEFT__TRY(weft__node_int(config, "qk_rope_head_dim", 2, MAX_WIDTH, &arch->rope_dim, err));
+    WEFT__TRY(weft__node_int(config, "v_head_dim", 1, MAX_WIDTH, &arch->value_dim, err));
     WEFT__TRY(weft__node_bool_opt(config, "rope_interleave", &interleaved, err));
     WEFT__TRY(weft__node_bool_opt(config, "attention_bias", &bias, err));
     arch->qkv_bias = arch->o_bias = bias;
@@ -147,10 +152,10 @@ weft_status weft__arch_sigmoid_moe(const struct weft__node *config, struct weft_
     arch->groups = arch->top_groups = 1;
     WEFT__TRY(sparse_layers(config, arena, arch, err));
     WEFT__TRY(weft__node_int(config, "n_routed_experts|num_experts|num_local_experts", 1,
-                             MAX_EXPERTS, &arch->experts, err));
+                             WEFT__EXPERTS_MAX, &arch->experts, err));
     WEFT__TRY(
         weft__node_int(config, "num_experts_per_tok", 1, arch->experts, &arch->experts_top, err));
-    WEFT__TRY(weft__node_int(config, "moe_intermediate_size", 1, MAX_HIDDEN,
+    WEFT__TRY(weft__node_int(config, "moe_intermediate_size", 1, MAX_WIDTH,
                              &arch->expert_intermediate, err));
     WEFT__TRY(weft__node_int_opt(config, "n_shared_experts", 0, 64, &shared, err));
     WEFT__TRY(weft__node_int_opt(config, "n_group", 1, arch->experts, &arch->groups, err));

@@ -59,7 +59,7 @@ static weft_status configure(const struct weft__node *config, struct weft__arena
     WEFT__TRY(weft__node_int(config, "index_n_heads", 1, 4096, &arch->index_heads, err));
     WEFT__TRY(
         weft__node_int(config, "index_head_dim", arch->rope_dim, 1 << 20, &arch->index_dim, err));
-    WEFT__TRY(weft__node_int(config, "index_topk", 1, 1 << 20, &arch->index_top, err));
+    WEFT__TRY(weft__node_int(config, "index_topk", 1, WEFT__INDEX_TOP_MAX, &arch->index_top, err));
     WEFT__TRY(
         weft__node_bool_opt(config, "indexer_rope_interleave", &arch->index_interleaved, err));
     bool *full = weft__arena_array(arena, (size_t)arch->layers, sizeof *full);

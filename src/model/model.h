@@ -125,10 +125,12 @@ struct weft__weights {
     size_t mapped_bytes;       /* of the checkpoint that this rank reads */
 };
 
-/* Finds, checks and slices every tensor of the rank. Vectors and tables live in the arena. */
+/* Finds and slices every tensor of the rank. Vectors and tables live in the arena. check: also
+ * reads the scales and refuses NaN among them; without, no matrix is touched. */
 weft_status weft__weights_load(struct weft__checkpoint *checkpoint, const struct weft__arch *arch,
-                               const struct weft__shard *shard, struct weft__arena *arena,
-                               struct weft__weights *out, weft_error *err);
+                               const struct weft__shard *shard, bool check,
+                               struct weft__arena *arena, struct weft__weights *out,
+                               weft_error *err);
 
 /* Query heads that a rank takes together, so that o_proj's columns split on NVFP4 blocks. */
 int64_t weft__head_unit(const struct weft__checkpoint *checkpoint, const struct weft__arch *arch);

@@ -49,8 +49,8 @@ static weft_status configure_moe(const struct weft__node *config, struct weft__a
 {
     WEFT__TRY(attention(config, arch, err));
     WEFT__TRY(schedule(config, arena, arch, err));
-    WEFT__TRY(weft__node_int(config, "num_experts|n_routed_experts|num_local_experts", 1, 4096,
-                             &arch->experts, err));
+    WEFT__TRY(weft__node_int(config, "num_experts|n_routed_experts|num_local_experts", 1,
+                             WEFT__EXPERTS_MAX, &arch->experts, err));
     WEFT__TRY(
         weft__node_int(config, "num_experts_per_tok", 1, arch->experts, &arch->experts_top, err));
     WEFT__TRY(weft__node_int(config, "moe_intermediate_size", 1, 1 << 20,

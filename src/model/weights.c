@@ -12,6 +12,7 @@ struct loader {
     const struct weft__arch *arch;
     const struct weft__shard *shard;
     struct weft__arena *arena;
+    bool check; /* scales for NaN, which reads them */
     int64_t layer;
     size_t mapped_bytes;
     weft_error *err;
@@ -82,6 +83,7 @@ static weft_status slice(struct loader *load, const struct weft__linear_view *vi
     w.data = view->weight.data + rows.begin * view->row_bytes + cols.begin * bits / 8;
     load->mapped_bytes += (size_t)(rows.count * cols.count * bits / 8);
     if (view->kind == WEFT__LINEAR_NVFP4) {
+        if (load->check) WEFT__TRY(weft__linear_check(view, rows.begin, rows.count, load->err));
         w.scale_kind = WEFT__SCALE_NVFP4;
         w.scale_row_bytes = view->in / NVFP4_BLOCK;
         w.scale = view->scale.data + rows.begin * w.scale_row_bytes + cols.begin / NVFP4_BLOCK;
@@ -324,12 +326,17 @@ static weft_status load_ends(struct loader *load, struct weft__weights *weights)
 }
 
 weft_status weft__weights_load(struct weft__checkpoint *checkpoint, const struct weft__arch *arch,
-                               const struct weft__shard *shard, struct weft__arena *arena,
-                               struct weft__weights *out, weft_error *err)
+                               const struct weft__shard *shard, bool check,
+                               struct weft__arena *arena, struct weft__weights *out,
+                               weft_error *err)
 {
     struct weft__weights weights = {0};
-    struct loader load = {
-        .checkpoint = checkpoint, .arch = arch, .shard = shard, .arena = arena, .err = err};
+    struct loader load = {.checkpoint = checkpoint,
+                          .arch = arch,
+                          .shard = shard,
+                          .arena = arena,
+                          .check = check,
+                          .err = err};
     WEFT__TRY(load_ends(&load, &weights));
     weights.layer = weft__arena_array(arena, (size_t)arch->layers, sizeof *weights.layer);
     if (weights.layer == NULL)

@@ -1,0 +1,118 @@
+/* engine.h: owns ranks and life cycles.
+ *
+ *   weft__ranks   p ranks that run one batch together; no queue, no text. `weft check` uses it
+ * alone weft_engine   a thread that drives weft__sched over the ranks; thread-safe submit and
+ * cancel */
+#ifndef WEFT_SRC_ENGINE_H
+#define WEFT_SRC_ENGINE_H
+
+#include "format/format.h"
+#include "model/model.h"
+#include "sched/sched.h"
+#include "token/chat.h"
+#include "token/token.h"
+#include "weft.h"
+
+/* ---- ranks ---- */
+
+struct weft__ranks;
+
+struct weft__ranks_options {
+    int size, threads;
+    bool pinned; /* rank r's team starts at CPU r * threads */
+    bool portable;
+    uint32_t timeout_ms;
+    struct weft__model_limits limits;
+};
+
+struct weft__rank_stats {
+    uint64_t steps, busy_ns;         /* inside forward passes */
+    uint64_t collective_ns, wait_ns; /* of these: in collectives; of those: waiting for peers */
+};
+
+/* The calling thread becomes rank 0's and must be the one that steps. */
+weft_status weft__ranks_open(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
+                             const struct weft__ranks_options *options, struct weft__ranks **out,
+                             weft_error *err);
+void weft__ranks_close(struct weft__ranks *ranks); /* NULL allowed */
+
+/* logits [outputs, vocab], valid until the next step. After a failure every step fails. */
+weft_status weft__ranks_step(struct weft__ranks *ranks, const struct weft__batch *batch,
+                             const float **logits, weft_error *err);
+
+/* Between steps only. */
+struct weft__rank_stats weft__ranks_stats(const struct weft__ranks *ranks, int rank);
+
+/* ---- a model directory ---- */
+
+enum { WEFT__EOS_MAX = 16 };
+
+struct weft__generation_config { /* generation_config.json, with defaults filled in */
+    struct weft__sampling sampling;
+    int32_t eos[WEFT__EOS_MAX];
+    int32_t eos_count;
+    int64_t max_new_tokens; /* 0: none given */
+};
+
+/* generation_config.json (absent: defaults), and the eos ids of config.json. */
+weft_status weft__generation_config_load(const char *dir, struct weft__generation_config *out,
+                                         weft_error *err);
+
+/* ---- sizing ---- */
+
+/* Bytes this process may still use: MemAvailable, bounded by the cgroup's limit. */
+uint64_t weft__memory_available(void);
+int weft__cpu_count(void); /* CPUs this process may run on */
+int weft__numa_nodes(void);
+
+struct weft__plan { /* everything weft_engine_options leaves open, decided */
+    struct weft__ranks_options ranks;
+    int64_t context, max_running, max_queue;
+    bool context_reduced;                         /* below the model's, because of memory */
+    uint64_t weights_bytes, kv_bytes, work_bytes; /* all ranks; weights: of the files */
+    uint64_t rank_weights_bytes;                  /* the largest rank */
+};
+
+/* Decides, or says with numbers why the model does not fit. */
+weft_status weft__plan_make(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
+                            const weft_engine_options *options, struct weft__plan *out,
+                            weft_error *err);
+
+/* Starts reading the weights that the model uses; with on_progress, waits for them and reports. */
+void weft__warm(const struct weft__checkpoint *checkpoint, const struct weft__arch *arch,
+                const weft_engine_options *options);
+
+/* ---- engine, for the server and the programs ---- */
+
+struct weft__engine_view { /* immutable while the engine lives; borrowed */
+    const char *dir;
+    const struct weft__arch *arch;
+    const struct weft__tokenizer *tokenizer; /* NULL: the directory has none */
+    const struct weft__chat *chat;
+    const struct weft__generation_config *generation;
+    const struct weft__plan *plan;
+    uint64_t load_ns;
+};
+const struct weft__engine_view *weft__engine_view(const weft_engine *engine);
+
+/* As weft__sched_submit, from any thread but not from a callback. Callbacks come on the engine's
+ * thread. CLOSED after a failure or close. */
+weft_status weft__engine_submit(weft_engine *engine, const struct weft__request *request,
+                                uint64_t *handle, weft_error *err);
+/* From any thread, callbacks excepted (they call the weft__sched functions). */
+void weft__engine_cancel(weft_engine *engine, uint64_t handle);
+void weft__engine_cancel_all(weft_engine *engine);
+void weft__engine_flush(weft_engine *engine);
+/* For callbacks: the scheduler they may call cancel and stop of. */
+struct weft__sched *weft__engine_sched(weft_engine *engine);
+
+struct weft__engine_status {
+    struct weft__sched_counters counters;
+    struct weft__rank_stats rank[WEFT__MAX_RANKS];
+    uint64_t last_step_ns; /* clock when the last step ended; 0: none yet */
+    bool failed;
+    weft_error error;
+};
+void weft__engine_status(weft_engine *engine, struct weft__engine_status *out);
+
+#endif

@@ -1,0 +1,177 @@
+/* Decides what the options leave open: ranks, threads, context and the size of the KV pool. */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+
+enum {
+    DEFAULT_CHUNK = 512,
+    DEFAULT_RUNNING = 64,
+    DEFAULT_QUEUE = 4096,
+    MAX_THREADS = 1024,
+    RESERVE = 256 << 20, /* left to the rest of the process and the machine */
+};
+
+static bool read_text(const char *path, char *text, size_t size)
+{
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return false;
+    size_t len = fread(text, 1, size - 1, file);
+    text[len] = '\0';
+    (void)fclose(file);
+    return len > 0;
+}
+
+uint64_t weft__memory_available(void)
+{
+    char text[8192];
+    uint64_t available = UINT64_MAX;
+    if (read_text("/proc/meminfo", text, sizeof text)) {
+        const char *line = strstr(text, "MemAvailable:");
+        if (line != NULL) available = strtoull(line + strlen("MemAvailable:"), NULL, 10) * 1024;
+    }
+    char limit[64], used[64];
+    if (read_text("/sys/fs/cgroup/memory.max", limit, sizeof limit) && limit[0] != 'm' &&
+        read_text("/sys/fs/cgroup/memory.current", used, sizeof used)) {
+        uint64_t max = strtoull(limit, NULL, 10), current = strtoull(used, NULL, 10);
+        uint64_t left = max > current ? max - current : 0;
+        if (left < available) available = left;
+    }
+    return available;
+}
+
+int weft__cpu_count(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    int count = CPU_COUNT(&set);
+    return count > 0 ? count : 1;
+}
+
+int weft__numa_nodes(void)
+{
+    /* "0-3" or "0": nodes are numbered without gaps on the machines this matters for. */
+    char text[256];
+    if (!read_text("/sys/devices/system/node/online", text, sizeof text)) return 1;
+    const char *last = strrchr(text, '-');
+    const char *comma = strrchr(text, ',');
+    if (comma != NULL && (last == NULL || comma > last)) last = comma;
+    return last == NULL ? 1 : (int)strtol(last + 1, NULL, 10) + 1;
+}
+
+static weft_status check_options(const weft_engine_options *o, weft_error *err)
+{
+    static const int64_t most = INT32_MAX;
+    const struct {
+        const char *name;
+        int64_t value, max;
+    } all[] = {
+        {"ranks (--tp)", o->ranks, WEFT__MAX_RANKS},
+        {"threads", o->threads, MAX_THREADS},
+        {"context", o->context, most},
+        {"kv_tokens", o->kv_tokens, most},
+        {"chunk", o->chunk, WEFT__CHUNK_MAX},
+        {"max_running", o->max_running, most},
+        {"max_queue", o->max_queue, most},
+    };
+    for (size_t i = 0; i < WEFT__COUNT(all); i++)
+        if (all[i].value < 0 || all[i].value > all[i].max)
+            return weft__fail(err, WEFT_INVALID, "%s is %lld; 1 to %lld are possible", all[i].name,
+                              (long long)all[i].value, (long long)all[i].max);
+    return WEFT_OK;
+}
+
+static void choose_ranks(const weft_engine_options *o, struct weft__ranks_options *ranks)
+{
+    int nodes = weft__numa_nodes(), cpus = weft__cpu_count();
+    ranks->size = o->ranks > 0 ? o->ranks : (int)weft__min(nodes, WEFT__MAX_RANKS);
+    ranks->threads = o->threads > 0 ? o->threads : (int)weft__max(cpus / ranks->size, 1);
+    /* On one node the kernel places threads better than we would beside other programs. */
+    ranks->pinned = nodes > 1 && ranks->size * ranks->threads <= cpus;
+    ranks->portable = o->portable;
+    ranks->timeout_ms = o->timeout_ms;
+}
+
+/* The memory of every rank at these limits. */
+static weft_status measure(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
+                           struct weft__plan *plan, uint64_t *page_bytes, weft_error *err)
+{
+    int64_t unit = weft__head_unit(checkpoint, arch);
+    for (int r = 0; r < plan->ranks.size; r++) {
+        struct weft__shard shard = weft__shard_of(arch, unit, r, plan->ranks.size);
+        struct weft__model_bytes bytes = weft__model_measure(arch, &shard, &plan->ranks.limits);
+        plan->work_bytes += bytes.work;
+        *page_bytes += bytes.kv_page;
+    }
+    for (int64_t i = 0; i < weft__checkpoint_count(checkpoint); i++)
+        plan->weights_bytes += (uint64_t)weft__checkpoint_at(checkpoint, i).bytes;
+    struct weft__arena arena = {0};
+    struct weft__weights weights;
+    struct weft__shard shard = weft__shard_of(arch, unit, 0, plan->ranks.size);
+    weft_status status = weft__weights_load(checkpoint, arch, &shard, false, &arena, &weights, err);
+    if (status == WEFT_OK) plan->rank_weights_bytes = weights.mapped_bytes;
+    weft__arena_free(&arena);
+    return status;
+}
+
+static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
+
+/* How many pages: what is asked for, what fits, and at least one sequence of the context. */
+static weft_status size_pool(const struct weft__arch *arch, const weft_engine_options *o,
+                             struct weft__plan *plan, uint64_t page_bytes, weft_error *err)
+{
+    uint64_t available = weft__memory_available();
+    uint64_t fixed = plan->weights_bytes + plan->work_bytes + RESERVE;
+    uint64_t room = available > fixed ? available - fixed : 0;
+    int64_t fit = page_bytes > 0 ? (int64_t)(room / page_bytes) : INT32_MAX;
+    int64_t context = o->context > 0 ? weft__min(o->context, arch->context) : arch->context;
+    if (o->context == 0 && fit * WEFT__PAGE < context && fit > 0) {
+        context = fit * WEFT__PAGE;
+        plan->context_reduced = true;
+    }
+    int64_t one = weft__ceil_div(context, WEFT__PAGE);
+    int64_t pages = o->kv_tokens > 0 ? weft__ceil_div(o->kv_tokens, WEFT__PAGE)
+                                     : weft__min(one * plan->max_running, fit);
+    pages = weft__min(pages, WEFT__PAGES_MAX);
+    if (pages < one && o->kv_tokens > 0)
+        return weft__fail(err, WEFT_INVALID,
+                          "a KV pool of %lld tokens does not hold one sequence of %lld; raise "
+                          "--kv-tokens or lower --context",
+                          (long long)o->kv_tokens, (long long)context);
+    if (pages < one || pages > fit)
+        return weft__fail(
+            err, WEFT_NO_MEMORY,
+            "the model does not fit: weights %.0f MiB + work space %.0f MiB + KV cache %.0f MiB "
+            "(%lld tokens), but %.0f MiB are available; lower --context, --kv-tokens or --chunk, "
+            "or use a smaller or more quantised model",
+            mib(plan->weights_bytes), mib(plan->work_bytes),
+            mib((uint64_t)weft__max(pages, one) * page_bytes),
+            (long long)weft__max(pages, one) * WEFT__PAGE, mib(available));
+    plan->context = context;
+    plan->ranks.limits.pages = pages;
+    plan->kv_bytes = (uint64_t)pages * page_bytes;
+    return WEFT_OK;
+}
+
+weft_status weft__plan_make(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
+                            const weft_engine_options *o, struct weft__plan *out, weft_error *err)
+{
+    struct weft__plan plan = {0};
+    uint64_t page_bytes = 0;
+    WEFT__TRY(check_options(o, err));
+    choose_ranks(o, &plan.ranks);
+    plan.max_running = o->max_running > 0 ? o->max_running : DEFAULT_RUNNING;
+    plan.max_queue = o->max_queue > 0 ? o->max_queue : DEFAULT_QUEUE;
+    int64_t chunk = weft__max(o->chunk > 0 ? o->chunk : DEFAULT_CHUNK, plan.max_running);
+    plan.ranks.limits = (struct weft__model_limits){
+        .tokens = chunk,
+        .outputs = chunk,
+        .context = o->context > 0 ? weft__min(o->context, arch->context) : arch->context};
+    WEFT__TRY(measure(arch, checkpoint, &plan, &page_bytes, err));
+    WEFT__TRY(size_pool(arch, o, &plan, page_bytes, err));
+    plan.ranks.limits.context = plan.context;
+    *out = plan;
+    return WEFT_OK;
+}

@@ -1,0 +1,182 @@
+/* Command lines: one table a command gives its parsing and its help. */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "prog.h"
+
+int weft__report(const char *command, const weft_error *err)
+{
+    (void)fprintf(stderr, "weft %s: %s\n", command, err->text);
+    return WEFT__EXIT_FAILED;
+}
+
+int weft__usage(const char *command, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    (void)fprintf(stderr, "weft %s: %s; see `weft %s --help`\n", command, text, command);
+    return WEFT__EXIT_USAGE;
+}
+
+static void print_help(const struct weft__command_line *line)
+{
+    (void)printf("usage: weft %s %s [OPTION]...\n\n%s\n\n", line->command, line->synopsis,
+                 line->about);
+    for (const struct weft__option *o = line->options; o->kind != WEFT__OPTION_END; o++) {
+        char name[64];
+        (void)snprintf(name, sizeof name, "--%s%s%s", o->name, o->value != NULL ? " " : "",
+                       o->value != NULL ? o->value : "");
+        (void)printf("  %-26s %s\n", name, o->help);
+    }
+    (void)printf("  %-26s %s\n", "--help", "this text");
+}
+
+/* The option that name (len bytes) is, or the only one it is a prefix of. */
+static const struct weft__option *find(const struct weft__command_line *line, const char *name,
+                                       size_t len, bool *ambiguous)
+{
+    const struct weft__option *found = NULL;
+    *ambiguous = false;
+    for (const struct weft__option *o = line->options; o->kind != WEFT__OPTION_END; o++) {
+        if (strncmp(o->name, name, len) != 0) continue;
+        if (strlen(o->name) == len) {
+            *ambiguous = false;
+            return o;
+        }
+        *ambiguous = found != NULL;
+        if (found == NULL) found = o;
+    }
+    return *ambiguous ? NULL : found;
+}
+
+static bool set(const struct weft__command_line *line, const struct weft__option *o,
+                const char *text)
+{
+    char *end = NULL;
+    if (o->kind == WEFT__OPTION_STRING) {
+        *(const char **)o->target = text;
+        return true;
+    }
+    errno = 0;
+    bool whole = o->kind == WEFT__OPTION_INT;
+    long long integer = whole ? strtoll(text, &end, 10) : 0;
+    double number = whole ? (double)integer : strtod(text, &end);
+    if (end == text || *end != '\0' || errno != 0 || isnan(number) || number < o->min ||
+        number > o->max) {
+        (void)weft__usage(line->command, "--%s %.40s: %s from %.10g to %.10g is wanted", o->name,
+                          text, whole ? "an integer" : "a number", o->min, o->max);
+        return false;
+    }
+    if (whole)
+        *(int64_t *)o->target = integer;
+    else
+        *(double *)o->target = number;
+    return true;
+}
+
+/* argv[*i] is an option; may take the next argument too. */
+static bool take_option(struct weft__command_line *line, int argc, char **argv, int *i)
+{
+    const char *name = argv[*i] + 2, *equals = strchr(name, '=');
+    size_t len = equals != NULL ? (size_t)(equals - name) : strlen(name);
+    bool ambiguous;
+    const struct weft__option *o = find(line, name, len, &ambiguous);
+    if (o == NULL) {
+        (void)weft__usage(line->command, "%s option %.60s",
+                          ambiguous ? "there is more than one" : "there is no", argv[*i]);
+        return false;
+    }
+    if (o->kind == WEFT__OPTION_FLAG) {
+        if (equals == NULL) {
+            *(bool *)o->target = true;
+            return true;
+        }
+        (void)weft__usage(line->command, "--%s takes no value", o->name);
+        return false;
+    }
+    if (equals != NULL) return set(line, o, equals + 1);
+    if (*i + 1 >= argc) {
+        (void)weft__usage(line->command, "--%s needs a value", o->name);
+        return false;
+    }
+    return set(line, o, argv[++*i]);
+}
+
+bool weft__command_line_parse(struct weft__command_line *line, int argc, char **argv, int *status)
+{
+    bool only_arguments = false;
+    *status = WEFT__EXIT_USAGE;
+    for (int i = 1; i < argc; i++) {
+        const char *text = argv[i];
+        if (only_arguments || text[0] != '-' || text[1] == '\0') {
+            if (line->arguments == line->arguments_max) {
+                (void)weft__usage(line->command, "too many arguments: \"%.40s\"", text);
+                return false;
+            }
+            line->argument[line->arguments++] = text;
+        } else if (strcmp(text, "--") == 0) {
+            only_arguments = true;
+        } else if (strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0) {
+            print_help(line);
+            *status = WEFT__EXIT_OK;
+            return false;
+        } else if (text[1] != '-') {
+            (void)weft__usage(line->command, "there is no option %.60s", text);
+            return false;
+        } else if (!take_option(line, argc, argv, &i)) {
+            return false;
+        }
+    }
+    if (line->arguments < line->arguments_min) {
+        (void)weft__usage(line->command, "%s is wanted", line->synopsis);
+        return false;
+    }
+    return true;
+}
+
+/* ---- loading ---- */
+
+struct progress {
+    uint64_t start_ns;
+    int shown; /* percent, -1: nothing yet */
+};
+
+static void show_progress(void *ctx, double share)
+{
+    enum { WIDTH = 40 };
+    struct progress *progress = ctx;
+    int percent = (int)(share * 100);
+    if (weft__now_ns() - progress->start_ns < 1000000000u || percent == progress->shown) return;
+    progress->shown = percent;
+    char bar[WIDTH + 1];
+    for (int i = 0; i < WIDTH; i++) bar[i] = i * 100 < percent * WIDTH ? '#' : '.';
+    bar[WIDTH] = '\0';
+    (void)fprintf(stderr, "\rloading [%s] %3d %%%s", bar, percent, share >= 1 ? "\n" : "");
+}
+
+weft_engine_options weft__engine_options_of(const struct weft__engine_flags *flags)
+{
+    static struct progress progress; /* one load a process; ends before anything else starts */
+    weft_engine_options options = {
+        .ranks = (int)flags->ranks,
+        .threads = (int)flags->threads,
+        .context = flags->context,
+        .kv_tokens = flags->kv_tokens,
+        .chunk = flags->chunk,
+        .timeout_ms = (uint32_t)(flags->timeout_s * 1000),
+        .portable = flags->portable,
+    };
+    if (isatty(STDERR_FILENO)) {
+        progress = (struct progress){.start_ns = weft__now_ns(), .shown = -1};
+        options.on_progress = show_progress;
+        options.ctx = &progress;
+    }
+    return options;
+}

@@ -1,0 +1,104 @@
+/* prog.h: what the subcommands share: options, numbers, errors for people. */
+#ifndef WEFT_SRC_PROG_H
+#define WEFT_SRC_PROG_H
+
+#include "engine/engine.h"
+
+/* Exit statuses. */
+enum { WEFT__EXIT_OK = 0, WEFT__EXIT_FAILED = 1, WEFT__EXIT_USAGE = 2 };
+
+/* name, summary */
+#define WEFT__COMMANDS(X)                                                  \
+    X(run, "run", "chat or complete in the terminal")                      \
+    X(check, "check", "compare logits and greedy tokens with a reference") \
+    X(info, "info", "what a model directory holds and needs")
+
+#define X(name, word, summary) int weft__cmd_##name(int argc, char **argv);
+WEFT__COMMANDS(X)
+#undef X
+
+/* ---- options ---- */
+
+enum weft__option_kind {
+    WEFT__OPTION_END,
+    WEFT__OPTION_FLAG,   /* bool */
+    WEFT__OPTION_INT,    /* int64_t, min to max */
+    WEFT__OPTION_DOUBLE, /* double, min to max */
+    WEFT__OPTION_STRING, /* const char * */
+};
+
+struct weft__option {
+    enum weft__option_kind kind;
+    const char *name;  /* without the dashes */
+    void *target;      /* keeps its value when the option is absent */
+    double min, max;   /* of numbers */
+    const char *value; /* what the help calls the value: "N" */
+    const char *help;
+};
+
+struct weft__command_line {
+    const char *command;                /* "run" */
+    const char *synopsis;               /* "MODEL [PROMPT]" */
+    const char *about;                  /* a line for the help */
+    const struct weft__option *options; /* ends with WEFT__OPTION_END */
+    int arguments_min, arguments_max;   /* positional ones */
+    const char *argument[8];            /* filled in */
+    int arguments;
+};
+
+/* Reads argv[1..]. True: go on. False: help was asked for or the usage is wrong, which has been
+ * said; *status is then the exit status. Unambiguous prefixes of names are accepted. */
+bool weft__command_line_parse(struct weft__command_line *line, int argc, char **argv, int *status);
+
+/* The engine's options, shared by every command that runs a model. */
+struct weft__engine_flags {
+    int64_t ranks, threads, context, kv_tokens, chunk, timeout_s;
+    bool portable;
+};
+#define WEFT__ENGINE_FLAGS(f)                                                                \
+    {WEFT__OPTION_INT,                                                                       \
+     "tp",                                                                                   \
+     &(f)->ranks,                                                                            \
+     1,                                                                                      \
+     WEFT__MAX_RANKS,                                                                        \
+     "N",                                                                                    \
+     "ranks the model is split over, 1 to 16 (one a NUMA node)"},                            \
+        {WEFT__OPTION_INT, "threads", &(f)->threads, 1, 1024, "N", "threads of each rank"},  \
+        {WEFT__OPTION_INT,                                                                   \
+         "context",                                                                          \
+         &(f)->context,                                                                      \
+         1,                                                                                  \
+         INT32_MAX,                                                                          \
+         "N",                                                                                \
+         "longest sequence, tokens (the model's, or what fits)"},                            \
+        {WEFT__OPTION_INT,                                                                   \
+         "kv-tokens",                                                                        \
+         &(f)->kv_tokens,                                                                    \
+         1,                                                                                  \
+         INT32_MAX,                                                                          \
+         "N",                                                                                \
+         "size of the KV pool, tokens"},                                                     \
+        {WEFT__OPTION_INT, "chunk", &(f)->chunk, 1, 1 << 20, "N", "tokens of a step (512)"}, \
+        {WEFT__OPTION_INT,                                                                   \
+         "timeout",                                                                          \
+         &(f)->timeout_s,                                                                    \
+         1,                                                                                  \
+         86400,                                                                              \
+         "S",                                                                                \
+         "seconds a silent rank is waited for (30)"},                                        \
+    {                                                                                        \
+        WEFT__OPTION_FLAG, "portable", &(f)->portable, 0, 0, NULL,                           \
+            "plain C kernels: slower, same bits"                                             \
+    }
+
+/* With a progress bar when stderr is a terminal. */
+weft_engine_options weft__engine_options_of(const struct weft__engine_flags *flags);
+
+/* ---- words for people ---- */
+
+/* "weft run: <text>" on stderr; returns WEFT__EXIT_FAILED. */
+int weft__report(const char *command, const weft_error *err);
+/* The same for wrong usage, with a pointer to the help; returns WEFT__EXIT_USAGE. */
+int weft__usage(const char *command, const char *format, ...) WEFT__PRINTF(2, 3);
+
+#endif

@@ -1,0 +1,384 @@
+/* weft run: one prompt, a file of prompts, or a conversation in the terminal. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "prog.h"
+
+enum { MAX_INPUT = 64 << 20, MAX_TURNS = 4096, MAX_WORKERS = 64 };
+
+struct run {
+    struct weft__engine_flags engine_flags;
+    int64_t max_tokens, top_k, seed;
+    double temperature, top_p, min_p, repetition_penalty;
+    const char *system, *prompts;
+    bool raw, ignore_eos, stats, json;
+    weft_engine *engine;
+};
+
+/* ---- one generation ---- */
+
+static weft_generation generation_of(const struct run *run)
+{
+    weft_generation g = WEFT_GENERATION_DEFAULT;
+    g.max_tokens = run->max_tokens;
+    g.temperature = run->temperature;
+    g.top_p = run->top_p;
+    g.top_k = run->top_k;
+    g.min_p = run->min_p;
+    g.repetition_penalty = run->repetition_penalty;
+    g.seed = (uint64_t)run->seed;
+    g.ignore_eos = run->ignore_eos;
+    return g;
+}
+
+/* A prompt without history. */
+static weft_status generate(const struct run *run, const char *prompt,
+                            bool (*on_text)(void *, const char *, size_t), weft_generated *out,
+                            weft_error *err)
+{
+    weft_generation g = generation_of(run);
+    weft_message messages[2];
+    g.on_text = on_text;
+    if (run->raw) {
+        g.text = prompt;
+    } else {
+        if (run->system != NULL)
+            messages[g.message_count++] = (weft_message){.role = "system", .content = run->system};
+        messages[g.message_count++] = (weft_message){.role = "user", .content = prompt};
+        g.messages = messages;
+    }
+    return weft_generate(run->engine, &g, out, err);
+}
+
+static bool print_text(void *ctx, const char *text, size_t len)
+{
+    (void)ctx;
+    return fwrite(text, 1, len, stdout) == len && fflush(stdout) == 0;
+}
+
+static void print_json_result(const char *prompt, const weft_generated *g)
+{
+    json_t *object =
+        json_pack("{s:s?, s:s%, s:I, s:I, s:I, s:s, s:f, s:f}", "prompt", prompt, "text", g->text,
+                  g->len, "prompt_tokens", (json_int_t)g->prompt_tokens, "cached_tokens",
+                  (json_int_t)g->cached_tokens, "generated_tokens", (json_int_t)g->generated_tokens,
+                  "finish_reason", g->complete ? "stop" : "length", "prefill_s",
+                  (double)g->prefill_ns / 1e9, "decode_s", (double)g->decode_ns / 1e9);
+    if (object == NULL) return;
+    (void)json_dumpf(object, stdout, 0);
+    (void)putchar('\n');
+    (void)fflush(stdout);
+    json_decref(object);
+}
+
+/* ---- statistics ---- */
+
+static double rate(int64_t tokens, uint64_t ns)
+{
+    return ns == 0 ? 0 : (double)tokens * 1e9 / (double)ns;
+}
+
+static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
+
+static void print_stats(const struct run *run, const weft_generated *g)
+{
+    const struct weft__engine_view *view = weft__engine_view(run->engine);
+    const struct weft__plan *plan = view->plan;
+    struct weft__engine_status status;
+    weft__engine_status(run->engine, &status);
+    (void)fprintf(
+        stderr,
+        "load     %.3f s, %d rank%s x %d thread%s\n"
+        "prefill  %lld tokens in %.3f s, %.1f tokens/s (%lld from the cache)\n"
+        "decode   %lld tokens in %.3f s, %.1f tokens/s\n",
+        (double)view->load_ns / 1e9, plan->ranks.size, plan->ranks.size == 1 ? "" : "s",
+        plan->ranks.threads, plan->ranks.threads == 1 ? "" : "s", (long long)g->prompt_tokens,
+        (double)g->prefill_ns / 1e9, rate(g->prompt_tokens - g->cached_tokens, g->prefill_ns),
+        (long long)g->cached_tokens, (long long)g->generated_tokens, (double)g->decode_ns / 1e9,
+        rate(weft__max(g->generated_tokens - 1, 0), g->decode_ns));
+    for (int r = 0; r < plan->ranks.size; r++) {
+        const struct weft__rank_stats *s = &status.rank[r];
+        double busy = s->busy_ns > 0 ? (double)s->busy_ns : 1;
+        (void)fprintf(stderr, "rank %-3d collectives %.1f %% of step time, %.1f %% waiting\n", r,
+                      100 * (double)s->collective_ns / busy, 100 * (double)s->wait_ns / busy);
+    }
+    (void)fprintf(stderr,
+                  "memory   weights %.1f MiB, KV pool %.1f MiB (%lld tokens), work %.1f MiB\n",
+                  mib(plan->weights_bytes), mib(plan->kv_bytes),
+                  (long long)plan->ranks.limits.pages * WEFT__PAGE, mib(plan->work_bytes));
+}
+
+/* ---- the three ways to run ---- */
+
+static int run_prompt(struct run *run, const char *prompt)
+{
+    weft_generated result;
+    weft_error err;
+    if (generate(run, prompt, run->json ? NULL : print_text, &result, &err) != WEFT_OK)
+        return weft__report("run", &err);
+    if (run->json)
+        print_json_result(NULL, &result);
+    else
+        (void)putchar('\n');
+    if (!result.complete && !run->json && run->max_tokens == 0)
+        (void)fprintf(stderr, "weft run: stopped after %lld tokens: the context is full\n",
+                      (long long)result.generated_tokens);
+    if (run->stats) print_stats(run, &result);
+    weft_generated_free(&result);
+    return fflush(stdout) == 0 && ferror(stdout) == 0 ? WEFT__EXIT_OK : WEFT__EXIT_FAILED;
+}
+
+/* Prompts of a file, one a line, side by side; results in the file's order. */
+struct lines {
+    struct run *run;
+    char **line;
+    weft_generated *result;
+    weft_error *error;
+    size_t count;
+    _Atomic size_t next;
+};
+
+static void *work_lines(void *arg)
+{
+    struct lines *lines = arg;
+    for (;;) {
+        size_t i = atomic_fetch_add(&lines->next, 1);
+        if (i >= lines->count) return NULL;
+        if (generate(lines->run, lines->line[i], NULL, &lines->result[i], &lines->error[i]) ==
+            WEFT_OK)
+            lines->error[i].status = WEFT_OK;
+    }
+}
+
+static int print_lines(const struct lines *lines)
+{
+    int status = WEFT__EXIT_OK;
+    for (size_t i = 0; i < lines->count; i++) {
+        if (lines->error[i].status != WEFT_OK) {
+            (void)fprintf(stderr, "weft run: prompt %zu: %s\n", i + 1, lines->error[i].text);
+            status = WEFT__EXIT_FAILED;
+            continue;
+        }
+        if (lines->run->json)
+            print_json_result(lines->line[i], &lines->result[i]);
+        else
+            (void)printf("%s\n", lines->result[i].text);
+        weft_generated_free(&lines->result[i]);
+    }
+    return status;
+}
+
+/* Cuts text into lines in place; empty ones are left out. */
+static size_t cut_lines(char *text, char **line)
+{
+    size_t count = 0;
+    char *state = NULL;
+    for (char *at = strtok_r(text, "\n", &state); at != NULL; at = strtok_r(NULL, "\n", &state)) {
+        if (line != NULL) line[count] = at;
+        count++;
+    }
+    return count;
+}
+
+static int run_lines(struct run *run, char *text, size_t len)
+{
+    size_t most = 1;
+    for (size_t i = 0; i < len; i++) most += text[i] == '\n';
+    struct lines lines = {.run = run,
+                          .line = calloc(most, sizeof *lines.line),
+                          .result = calloc(most, sizeof *lines.result),
+                          .error = calloc(most, sizeof *lines.error)};
+    int status = WEFT__EXIT_FAILED;
+    if (lines.line == NULL || lines.result == NULL || lines.error == NULL) {
+        (void)fprintf(stderr, "weft run: out of memory for %zu prompts\n", most);
+    } else {
+        pthread_t worker[MAX_WORKERS];
+        int workers = 0;
+        lines.count = cut_lines(text, lines.line);
+        while (workers < MAX_WORKERS && (size_t)workers < lines.count &&
+               pthread_create(&worker[workers], NULL, work_lines, &lines) == 0)
+            workers++;
+        if (workers == 0) (void)work_lines(&lines);
+        for (int i = 0; i < workers; i++) (void)pthread_join(worker[i], NULL);
+        status = print_lines(&lines);
+    }
+    free(lines.line);
+    free(lines.result);
+    free(lines.error);
+    return status;
+}
+
+static int run_file(struct run *run)
+{
+    char *text;
+    size_t len;
+    weft_error err;
+    if (weft__read_file(run->prompts, MAX_INPUT, &text, &len, &err) != WEFT_OK)
+        return weft__report("run", &err);
+    int status = run_lines(run, text, len);
+    free(text);
+    return status;
+}
+
+/* A conversation; the history is the messages so far. */
+struct chat {
+    weft_message message[MAX_TURNS];
+    int count;
+};
+
+static bool push(struct chat *chat, const char *role, const char *content)
+{
+    char *copy = chat->count < MAX_TURNS ? strdup(content) : NULL;
+    if (copy == NULL) return false;
+    chat->message[chat->count++] = (weft_message){.role = role, .content = copy};
+    return true;
+}
+
+static void forget(struct chat *chat, int keep)
+{
+    while (chat->count > keep) free((void *)(uintptr_t)chat->message[--chat->count].content);
+}
+
+/* One turn; the user's message stays in the history only if it was answered. */
+static void chat_turn(struct run *run, struct chat *chat, const char *line)
+{
+    weft_generation g = generation_of(run);
+    weft_generated result;
+    weft_error err;
+    if (!push(chat, "user", line)) {
+        (void)fprintf(stderr, "weft run: the conversation is too long; /new starts another\n");
+        return;
+    }
+    g.messages = chat->message;
+    g.message_count = chat->count;
+    g.on_text = print_text;
+    if (weft_generate(run->engine, &g, &result, &err) != WEFT_OK) {
+        (void)weft__report("run", &err);
+        forget(chat, chat->count - 1);
+        return;
+    }
+    (void)putchar('\n');
+    if (run->stats) print_stats(run, &result);
+    if (!push(chat, "assistant", result.text)) forget(chat, chat->count - 1);
+    weft_generated_free(&result);
+}
+
+static int run_chat(struct run *run)
+{
+    static struct chat chat; /* too large for the stack */
+    char *line = NULL;
+    size_t cap = 0;
+    (void)fprintf(stderr, "A line is a message. /new forgets the conversation, /exit ends.\n");
+    if (run->system != NULL) (void)push(&chat, "system", run->system);
+    int start = chat.count;
+    for (;;) {
+        (void)fprintf(stderr, "> ");
+        ssize_t len = getline(&line, &cap, stdin);
+        if (len < 0) break;
+        if (len > 0 && line[len - 1] == '\n') line[--len] = '\0';
+        if (strcmp(line, "/exit") == 0) break;
+        if (strcmp(line, "/new") == 0)
+            forget(&chat, start);
+        else if (len > 0)
+            chat_turn(run, &chat, line);
+    }
+    forget(&chat, 0);
+    free(line);
+    return WEFT__EXIT_OK;
+}
+
+static int run_stdin(struct run *run)
+{
+    struct weft__buf text;
+    char piece[4096];
+    size_t got;
+    weft__buf_init(&text, MAX_INPUT);
+    while ((got = fread(piece, 1, sizeof piece, stdin)) > 0) weft__buf_append(&text, piece, got);
+    if (text.len > 0 && text.data[text.len - 1] == '\n') text.data[--text.len] = '\0';
+    int status = WEFT__EXIT_FAILED;
+    if (text.failed || strlen(text.data != NULL ? text.data : "") != text.len)
+        (void)fprintf(stderr,
+                      "weft run: standard input is longer than %d MiB or holds a NUL byte\n",
+                      MAX_INPUT >> 20);
+    else if (text.len == 0)
+        status = weft__usage("run", "standard input holds no prompt");
+    else
+        status = run_prompt(run, text.data);
+    weft__buf_free(&text);
+    return status;
+}
+
+/* ---- the command ---- */
+
+static int run_model(struct run *run, const char *dir, const char *prompt)
+{
+    weft_error err;
+    const weft_engine_options options = weft__engine_options_of(&run->engine_flags);
+    if (weft_engine_open(dir, &options, &run->engine, &err) != WEFT_OK)
+        return weft__report("run", &err);
+    const struct weft__engine_view *view = weft__engine_view(run->engine);
+    if (view->plan->context_reduced)
+        (void)fprintf(stderr, "weft run: context limited to %lld tokens by memory\n",
+                      (long long)view->plan->context);
+    int status;
+    if (run->prompts != NULL)
+        status = run_file(run);
+    else if (prompt != NULL)
+        status = run_prompt(run, prompt);
+    else if (isatty(STDIN_FILENO) && !run->raw)
+        status = run_chat(run);
+    else
+        status = run_stdin(run);
+    weft_engine_close(run->engine);
+    return status;
+}
+
+int weft__cmd_run(int argc, char **argv)
+{
+    struct run run = {.temperature = -1,
+                      .top_p = -1,
+                      .top_k = -1,
+                      .min_p = -1,
+                      .repetition_penalty = -1,
+                      .seed = (int64_t)(weft__now_ns() & INT32_MAX)};
+    int status;
+    const struct weft__option options[] = {
+        {WEFT__OPTION_INT, "max-tokens", &run.max_tokens, 1, INT32_MAX, "N",
+         "end the answer there (the context's end)"},
+        {WEFT__OPTION_DOUBLE, "temperature", &run.temperature, 0, 100, "T",
+         "0 is greedy (the model's default, else 1)"},
+        {WEFT__OPTION_DOUBLE, "top-p", &run.top_p, 0, 1, "P", "keep the likeliest P of the mass"},
+        {WEFT__OPTION_INT, "top-k", &run.top_k, 0, INT32_MAX, "K",
+         "keep the K likeliest; 0 is off"},
+        {WEFT__OPTION_DOUBLE, "min-p", &run.min_p, 0, 1, "P", "drop below P of the likeliest"},
+        {WEFT__OPTION_DOUBLE, "repetition-penalty", &run.repetition_penalty, 0.001, 10, "R",
+         "above 1: fewer repeats"},
+        {WEFT__OPTION_INT, "seed", &run.seed, 0, 9e18, "N", "of sampling (random)"},
+        {WEFT__OPTION_FLAG, "ignore-eos", &run.ignore_eos, 0, 0, NULL,
+         "go on after the end of the answer"},
+        {WEFT__OPTION_STRING, "system", &run.system, 0, 0, "TEXT", "a system message"},
+        {WEFT__OPTION_FLAG, "raw", &run.raw, 0, 0, NULL, "complete the text; no chat template"},
+        {WEFT__OPTION_STRING, "prompts", &run.prompts, 0, 0, "FILE",
+         "one prompt a line, run side by side"},
+        {WEFT__OPTION_FLAG, "stats", &run.stats, 0, 0, NULL, "speed and memory on stderr"},
+        {WEFT__OPTION_FLAG, "json", &run.json, 0, 0, NULL, "one JSON object an answer"},
+        WEFT__ENGINE_FLAGS(&run.engine_flags),
+        {0},
+    };
+    struct weft__command_line line = {
+        .command = "run",
+        .synopsis = "MODEL [PROMPT]",
+        .about = "Answers PROMPT, else standard input, else chats in the terminal.",
+        .options = options,
+        .arguments_min = 1,
+        .arguments_max = 2,
+    };
+    if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
+    if (run.prompts != NULL && line.argument[1] != NULL)
+        return weft__usage("run", "give PROMPT or --prompts, not both");
+    return run_model(&run, line.argument[0], line.argument[1]);
+}

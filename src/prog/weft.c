@@ -1,0 +1,50 @@
+/* weft: the table of subcommands. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "prog.h"
+
+static const struct {
+    const char *word, *summary;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+#define X(name, word, summary) {word, summary, weft__cmd_##name},
+    WEFT__COMMANDS(X)
+#undef X
+};
+
+static void help(FILE *out)
+{
+    (void)fprintf(out,
+                  "weft %s: language models split over several processors\n\n"
+                  "usage: weft COMMAND ...\n\n",
+                  weft_version());
+    for (size_t i = 0; i < WEFT__COUNT(commands); i++)
+        (void)fprintf(out, "  %-12s %s\n", commands[i].word, commands[i].summary);
+    (void)fprintf(out, "\n`weft COMMAND --help` explains a command. MODEL is a Hugging Face "
+                       "directory.\n");
+}
+
+int main(int argc, char **argv)
+{
+    /* A reader that goes away is an error of write, not the end of the process. */
+    (void)signal(SIGPIPE, SIG_IGN);
+    if (argc < 2) {
+        help(stderr);
+        return WEFT__EXIT_USAGE;
+    }
+    const char *word = argv[1];
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) {
+        help(stdout);
+        return WEFT__EXIT_OK;
+    }
+    if (strcmp(word, "--version") == 0) {
+        (void)printf("weft %s\n", weft_version());
+        return WEFT__EXIT_OK;
+    }
+    for (size_t i = 0; i < WEFT__COUNT(commands); i++)
+        if (strcmp(word, commands[i].word) == 0) return commands[i].run(argc - 1, argv + 1);
+    (void)fprintf(stderr, "weft: there is no command \"%s\"; `weft --help` lists them\n", word);
+    return WEFT__EXIT_USAGE;
+}
