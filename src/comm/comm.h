@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "base/base.h"
 #include "dev/comm_args.h"
 
 /* The lives of a world's communicators from open to close. A rank that opens again after a failure

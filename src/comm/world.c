@@ -326,7 +326,7 @@ static weft_status heap_take(weft_comm *root, size_t bytes, size_t *offset, weft
 
 weft_status weft_comm_heap_alloc(weft_comm *comm, size_t bytes, void **out, weft_error *err)
 {
-    size_t offset;
+    size_t offset = 0;
     WEFT__TRY(heap_take(comm->root, bytes, &offset, err));
     *out = comm->link.segment[comm->link.rank] + offset;
     return WEFT_OK;
