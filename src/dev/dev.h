@@ -9,7 +9,8 @@
  * runs. Operations have no status: errors of the device stick and come out of `sync`.
  *
  * Numbers: activations are F32 on the CPU. A dot product over k adds lane l (k mod 8 = l) in
- * ascending k with fused multiply-adds from zero, then the lanes as ((0+4)+(2+6)) + ((1+5)+(3+7));
+ * ascending k with fused multiply-adds from zero, k padded with zeros to a multiple of 8, then the
+ * lanes as ((0+4)+(2+6)) + ((1+5)+(3+7));
  * every operation that multiplies matrices uses that order, so a row's bits depend neither on the
  * batch nor on the team. */
 #ifndef WEFT_SRC_DEV_H
@@ -19,33 +20,38 @@
 
 struct weft__dev; /* one rank's device and stream */
 
+/* What operations are made for; the loader refuses models beyond it. */
+enum {
+    WEFT__PAGE = 16,            /* tokens a KV page holds; attention folds keys page by page */
+    WEFT__EXPERTS_MAX = 1024,   /* route, moe_plan, linear_experts */
+    WEFT__INDEX_TOP_MAX = 4096, /* top of index_select */
+};
+
 /* ---- weights ---- */
 
 enum weft__scale_kind {
-    WEFT__SCALE_NONE,   /* w = value * scale_global */
-    WEFT__SCALE_NVFP4,  /* E4M3, one a row and 16 columns: w = e2m1 * scale * scale_global */
-    WEFT__SCALE_ROW,    /* F32, one a row */
-    WEFT__SCALE_BLOCK,  /* F32, one a block of 128 x 128 of the unsplit matrix */
+    WEFT__SCALE_NONE,  /* w = value * scale_global */
+    WEFT__SCALE_NVFP4, /* E4M3, one a row and 16 columns: w = e2m1 * scale * scale_global */
+    WEFT__SCALE_ROW,   /* F32, one a row: applied with scale_global */
+    WEFT__SCALE_BLOCK, /* F32, one a block of 128 x 128 of the unsplit matrix: w = e4m3 * scale */
 };
 
 /* One linear's weight on one rank: a slice of the file's tensor, borrowed from the mapping. Data
  * need not be aligned. */
 struct weft__matrix {
-    weft_dtype dtype;      /* F32, F16, BF16, F8_E4M3, F4_E2M1 */
-    int64_t rows, cols;    /* [out, in] of this slice */
-    const uint8_t *data;   /* first byte of the slice; F4: two values a byte, low nibble first */
-    int64_t row_bytes;     /* from one row to the next */
+    weft_dtype dtype;    /* F32, F16, BF16, F8_E4M3, F4_E2M1 */
+    int64_t rows, cols;  /* [out, in] of this slice */
+    const uint8_t *data; /* first byte of the slice; F4: two values a byte, low nibble first */
+    int64_t row_bytes;   /* from one row to the next */
     enum weft__scale_kind scale_kind;
-    const uint8_t *scale;    /* NVFP4, ROW: of the slice's first row and column; BLOCK: whole table */
-    int64_t scale_row_bytes; /* from one row of scales to the next */
+    const uint8_t *scale; /* NVFP4, ROW: of the slice's first row and column; BLOCK: whole table */
+    int64_t scale_row_bytes;      /* from one row of scales to the next */
     int64_t block_row, block_col; /* BLOCK: where the slice starts in the unsplit matrix */
     float scale_global;           /* applied to the finished dot product, before the bias */
     const float *bias;            /* [rows], or NULL */
 };
 
 /* ---- batch: one step's work, immutable while the step runs; every rank reads the same one ---- */
-
-enum { WEFT__PAGE = 16 }; /* tokens a KV page holds; attention folds keys page by page */
 
 struct weft__seq {
     int32_t row;          /* first row of this sequence in the batch */
@@ -57,11 +63,11 @@ struct weft__seq {
 
 struct weft__batch {
     int32_t tokens, seqs, outputs;
-    const int32_t *token;          /* [tokens] ids */
-    const int32_t *position;       /* [tokens] */
-    const int64_t *slot;           /* [tokens] page * PAGE + offset that receives the row's KV */
-    const struct weft__seq *seq;   /* [seqs], rows ascending and contiguous */
-    const int32_t *output;         /* [outputs] rows whose logits are wanted, ascending */
+    const int32_t *token;        /* [tokens] ids */
+    const int32_t *position;     /* [tokens] */
+    const int64_t *slot;         /* [tokens] page * PAGE + offset that receives the row's KV */
+    const struct weft__seq *seq; /* [seqs], rows ascending and contiguous */
+    const int32_t *output;       /* [outputs] rows whose logits are wanted, ascending */
 };
 
 /* ---- operation descriptors; strides count elements ---- */
@@ -81,18 +87,19 @@ struct weft__op_linear { /* y = x W^T + bias; no columns: y = bias or 0 */
     int64_t y_stride;
 };
 
-/* One small product a head: W_h is `rows` rows of w from first_row + h * row_step. */
+/* One small product a head: W_h is `rows` rows of w from first_row + h * row_step. No bias when
+ * transposed. */
 struct weft__op_linear_heads {
     const struct weft__matrix *w;
     int64_t heads, first_row, row_step, rows;
-    bool transposed;                       /* false: y = x W_h^T; true: y = x W_h */
-    const float *x;                        /* [tokens, heads, transposed ? rows : cols] */
+    bool transposed; /* false: y = x W_h^T; true: y = x W_h */
+    const float *x;  /* [tokens, heads, transposed ? rows : cols] */
     int64_t x_stride, x_head_stride, tokens;
-    float *y;                              /* [tokens, heads, transposed ? cols : rows] */
+    float *y; /* [tokens, heads, transposed ? cols : rows] */
     int64_t y_stride, y_head_stride;
 };
 
-struct weft__op_linear_experts { /* y[i] = x[x_row[i]] W_e^T for i in offset[e] .. offset[e+1] */
+struct weft__op_linear_experts {  /* y[i] = x[x_row[i]] W_e^T for i in offset[e] .. offset[e+1] */
     const struct weft__matrix *w; /* [experts] */
     const int32_t *offset;        /* [experts + 1] */
     int64_t experts;
@@ -104,7 +111,7 @@ struct weft__op_linear_experts { /* y[i] = x[x_row[i]] W_e^T for i in offset[e] 
 };
 
 struct weft__op_norm { /* RMS norm; with centred: LayerNorm. In place allowed */
-    const float *x;       /* [tokens, heads, dim] */
+    const float *x;    /* [tokens, heads, dim] */
     int64_t x_stride, x_head_stride, tokens, heads, dim;
     const float *weight, *bias; /* [dim]; bias only when centred */
     float eps;
@@ -114,9 +121,9 @@ struct weft__op_norm { /* RMS norm; with centred: LayerNorm. In place allowed */
 };
 
 struct weft__op_rope_table { /* angle = position * frequency, formed in double */
-    const int32_t *position;   /* [tokens] */
-    const float *frequency;    /* [half] */
-    float factor;              /* multiplies cos and sin */
+    const int32_t *position; /* [tokens] */
+    const float *frequency;  /* [half] */
+    float factor;            /* multiplies cos and sin */
     int64_t tokens, half;
     float *cosine, *sine; /* [tokens, half] */
 };
@@ -129,7 +136,7 @@ struct weft__op_rope { /* rotates the first 2 * half elements of each head, in p
 };
 
 struct weft__op_kv_store { /* cache[slot[t], column ..] = x[t] */
-    const float *x; /* [tokens, width] */
+    const float *x;        /* [tokens, width] */
     int64_t x_stride, tokens, width;
     const int64_t *slot;
     float *cache; /* [pages * PAGE, row] */
@@ -158,8 +165,8 @@ struct weft__op_attention {
     const float *v; /* [slots, kv heads, value_dim] */
     int64_t v_stride, v_head_stride;
     float scale;
-    int64_t window;              /* 0, or a query sees keys with position > its own - window */
-    const int32_t *selected;     /* NULL, or [tokens, selected_stride] key positions, ascending */
+    int64_t window;                /* 0, or a query sees keys with position > its own - window */
+    const int32_t *selected;       /* NULL, or [tokens, selected_stride] key positions, ascending */
     const int32_t *selected_count; /* [tokens]; -1: every visible key */
     int64_t selected_stride;
     float *y; /* [tokens, heads, value_dim] */
@@ -182,7 +189,7 @@ struct weft__op_index_select {
     int32_t *count;    /* [tokens] */
 };
 
-struct weft__op_route { /* models.md 1.3, 1.6; equal scores: lower expert first */
+struct weft__op_route {  /* models.md 1.3, 1.6; equal scores: lower expert first */
     const float *logits; /* [tokens, experts] */
     const float *bias;   /* [experts] added for choosing only, or NULL */
     int64_t tokens, experts, top, groups, top_groups;
@@ -218,9 +225,10 @@ struct weft__op_copy { /* y[i, h] = x[row ? row[i] : i, h]; a head stride of 0 i
 /* ---- the tables ---- */
 
 struct weft__dev_options {
-    int threads;         /* the rank's team, at least 1 */
-    int first_cpu;       /* thread i is pinned to first_cpu + i; -1: not pinned */
-    bool portable;       /* use the portable C kernels even where faster ones run */
+    int threads;   /* the rank's team, at least 1 */
+    int first_cpu; /* thread i is pinned to first_cpu + i; -1: not pinned. Thread 0 is the one
+                      that calls open: the same must then call the operations */
+    bool portable; /* use the portable C kernels even where faster ones run */
 };
 
 struct weft__dev_core {
@@ -237,21 +245,21 @@ struct weft__dev_core {
 };
 
 /* name of the entry, which takes a struct weft__op_<name> */
-#define WEFT__MODEL_OPS(X)                                                                         \
-    X(embed)                                                                                       \
-    X(linear)                                                                                      \
-    X(linear_heads)                                                                                \
-    X(linear_experts)                                                                              \
-    X(norm)                                                                                        \
-    X(rope_table)                                                                                  \
-    X(rope)                                                                                        \
-    X(kv_store)                                                                                    \
-    X(kv_load)                                                                                     \
-    X(attention)                                                                                   \
-    X(index_select)                                                                                \
-    X(route)                                                                                       \
-    X(moe_plan)                                                                                    \
-    X(silu_mul)                                                                                    \
+#define WEFT__MODEL_OPS(X) \
+    X(embed)               \
+    X(linear)              \
+    X(linear_heads)        \
+    X(linear_experts)      \
+    X(norm)                \
+    X(rope_table)          \
+    X(rope)                \
+    X(kv_store)            \
+    X(kv_load)             \
+    X(attention)           \
+    X(index_select)        \
+    X(route)               \
+    X(moe_plan)            \
+    X(silu_mul)            \
     X(copy)
 
 struct weft__dev_model {

@@ -1,0 +1,269 @@
+/* attention_body.h: softmax attention and the indexer's scores, a page of keys at a time.
+ *
+ * Queries that read the same keys (the heads of a group, neighbouring rows) meet a page together,
+ * so that it is read once. For each query alone the order is fixed by key positions: scores by the
+ * dot product of dev.h; the page's maximum; m, l and the output rescaled; then one fused
+ * multiply-add a key, ascending. The output's memory holds the unfinished sum.
+ *
+ * The includer defines KERNELS and KERNELS_NAME. */
+#include <assert.h>
+
+#include "product_body.h"
+
+enum { VALUES = 4 }; /* vectors of a value that stay in registers */
+
+/* One page of keys as a unit's queries see it. */
+struct page {
+    const float *k[WEFT__PAGE], *v[WEFT__PAGE];
+    int64_t first, count; /* index of the first key, keys present */
+};
+
+struct query {
+    const float *q;
+    float *y;
+    int64_t begin, end; /* keys it sees, by index */
+    float max, sum;
+    float rescale;     /* of the page at hand */
+    int64_t low, high; /* keys of the page that it sees */
+    float p[WEFT__PAGE];
+};
+
+/* Queries first .. last: score of every key of the page; next_tokens() at a time. */
+INLINE void page_scores(const struct page *page, struct query *query, int64_t first, int64_t last,
+                        int64_t dim, float scale)
+{
+    for (int64_t j = 0; j < page->count; j += ROWS) {
+        const float *k[ROWS];
+        for (int r = 0; r < ROWS; r++) k[r] = page->k[weft__min(j + r, page->count - 1)];
+        for (int64_t i = first, n; i < last; i += n) {
+            const float *q[TOKENS];
+            f32x8 sum[ROWS * TOKENS] = {0};
+            n = next_tokens(last - i);
+            for (int64_t t = 0; t < n; t++) q[t] = query[i + t].q;
+            dots4((int)n, k, q, dim, sum);
+            for (int64_t t = 0; t < n; t++) {
+                f32x8 lanes[ROWS];
+                float *p = query[i + t].p + j;
+                for (int r = 0; r < ROWS; r++) lanes[r] = sum[r * n + t];
+                add_lanes4(lanes, p);
+                for (int r = 0; r < ROWS; r++) p[r] *= scale;
+            }
+        }
+    }
+}
+
+/* Scores of the page become weights; m and l move on. */
+INLINE void page_softmax(const struct page *page, struct query *query)
+{
+    query->low = weft__max(query->begin - page->first, 0);
+    query->high = weft__min(query->end - page->first, page->count);
+    for (int64_t j = 0; j < query->low; j++) query->p[j] = -INFINITY;
+    for (int64_t j = query->high; j < WEFT__PAGE; j++) query->p[j] = -INFINITY;
+    f32x8 a = load8(query->p), b = load8(query->p + 8), most = max8(a, b);
+    float max = query->max;
+    for (int i = 0; i < 8; i++) max = most[i] > max ? most[i] : max;
+    a = exp8(a - splat(max));
+    b = exp8(b - splat(max));
+    store8(query->p, a);
+    store8(query->p + 8, b);
+    query->rescale = exp8(splat(query->max - max))[0];
+    query->sum = query->sum * query->rescale + add_lanes(a + b);
+    query->max = max;
+}
+
+/* y = y * rescale + sum over keys low .. high of p[j] v[j], for `vectors` vectors at `at`. */
+INLINE void values_tile(int queries, int vectors, const struct page *page,
+                        const struct query *query, int64_t low, int64_t high, int64_t at)
+{
+    f32x8 s[TOKENS * VALUES];
+    for (int t = 0; t < queries; t++)
+        for (int c = 0; c < vectors; c++)
+            s[t * vectors + c] = load8(query[t].y + at + 8 * c) * splat(query[t].rescale);
+    for (int64_t j = low; j < high; j++) {
+        f32x8 v[VALUES];
+        for (int c = 0; c < vectors; c++) v[c] = load8(page->v[j] + at + 8 * c);
+        for (int t = 0; t < queries; t++)
+            for (int c = 0; c < vectors; c++)
+                s[t * vectors + c] = fma8(splat(query[t].p[j]), v[c], s[t * vectors + c]);
+    }
+    for (int t = 0; t < queries; t++)
+        for (int c = 0; c < vectors; c++) store8(query[t].y + at + 8 * c, s[t * vectors + c]);
+}
+
+INLINE void values_rest(const struct page *page, struct query *query, int64_t at, int64_t n)
+{
+    f32x8 s = load_first(query->y + at, n) * splat(query->rescale);
+    for (int64_t j = query->low; j < query->high; j++)
+        s = fma8(splat(query->p[j]), load_first(page->v[j] + at, n), s);
+    store_first(query->y + at, s, n);
+}
+
+/* `queries` queries that see the same keys of the page. */
+INLINE void page_values_of(int queries, const struct page *page, struct query *query, int64_t dim)
+{
+    int64_t at = 0, low = query->low, high = query->high;
+    for (; at + 8 * VALUES <= dim; at += 8 * VALUES)
+        values_tile(queries, VALUES, page, query, low, high, at);
+    for (; at + 8 <= dim; at += 8) values_tile(queries, 1, page, query, low, high, at);
+    if (at < dim)
+        for (int t = 0; t < queries; t++) values_rest(page, query + t, at, dim - at);
+}
+
+/* Keys a query does not see are skipped, not multiplied by 0: their values may be anything. */
+static void page_values(const struct page *page, struct query *query, int64_t first, int64_t last,
+                        int64_t dim)
+{
+    for (int64_t i = first; i < last;) {
+        int64_t n = 1;
+        while (n < TOKENS && i + n < last && query[i + n].low == query[i].low &&
+               query[i + n].high == query[i].high)
+            n++;
+        switch (n) {
+        case 1:
+            page_values_of(1, page, query + i, dim);
+            break;
+        case 2:
+            page_values_of(2, page, query + i, dim);
+            break;
+        default:
+            page_values_of(3, page, query + i, dim);
+        }
+        i += n;
+    }
+}
+
+/* Keys index .. index + PAGE of what the unit's queries see: a page of the cache, or of `list`. */
+static void page_at(const struct weft__attend *a, const int32_t *list, int64_t keys, int64_t index,
+                    struct page *page)
+{
+    const struct weft__op_attention *op = a->op;
+    int64_t head = op->kv_head[a->head];
+    page->first = index;
+    page->count = weft__min(WEFT__PAGE, keys - index);
+    for (int64_t j = 0; j < page->count; j++) {
+        int64_t key = list != NULL ? list[index + j] : index + j;
+        int64_t slot = (int64_t)a->seq->pages[key / WEFT__PAGE] * WEFT__PAGE + key % WEFT__PAGE;
+        page->k[j] = op->k + slot * op->k_stride + head * op->k_head_stride;
+        page->v[j] = op->v + slot * op->v_stride + head * op->v_head_stride;
+    }
+}
+
+/* Rows row .. row + rows of the sequence. With a list they are one row, and keys count in it. */
+static void attend_rows(const struct weft__attend *a, int64_t row, int64_t rows,
+                        const int32_t *list, int64_t listed)
+{
+    const struct weft__op_attention *op = a->op;
+    struct query query[WEFT__TILE_QUERIES];
+    assert(rows >= 1 && a->heads >= 1 && rows * a->heads <= WEFT__TILE_QUERIES);
+    int64_t queries = 0, before = a->seq->kv_len - a->seq->count;
+    for (int64_t r = row; r < row + rows; r++)
+        for (int64_t h = a->head; h < a->head + a->heads; h++) {
+            int64_t token = a->seq->row + r, end = list != NULL ? listed : before + r + 1;
+            bool windowed = list == NULL && op->window > 0;
+            query[queries] = (struct query){.q = op->q + token * op->q_stride + h * op->key_dim,
+                                            .y = op->y + token * op->y_stride + h * op->value_dim,
+                                            .begin = windowed ? weft__max(end - op->window, 0) : 0,
+                                            .end = end,
+                                            .max = -INFINITY};
+            memset(query[queries].y, 0, (size_t)op->value_dim * sizeof(float));
+            queries++;
+        }
+    /* Rows ascend, so what sees a page is a range of queries. */
+    int64_t first = 0, last = 0, keys = query[queries - 1].end;
+    for (int64_t index = query[0].begin / WEFT__PAGE * WEFT__PAGE; index < keys;
+         index += WEFT__PAGE) {
+        struct page page;
+        page_at(a, list, keys, index, &page);
+        while (last < queries && query[last].begin < index + page.count) last++;
+        while (query[first].end <= index) first++;
+        page_scores(&page, query, first, last, op->key_dim, op->scale);
+        for (int64_t i = first; i < last; i++) page_softmax(&page, &query[i]);
+        page_values(&page, query, first, last, op->value_dim);
+    }
+    for (int64_t i = 0; i < queries; i++) {
+        float inverse = 1.0f / query[i].sum;
+        for (int64_t d = 0; d < op->value_dim; d++) query[i].y[d] *= inverse;
+    }
+}
+
+static void attend(const struct weft__attend *a)
+{
+    const struct weft__op_attention *op = a->op;
+    if (op->selected == NULL) {
+        attend_rows(a, a->row, a->rows, NULL, 0);
+        return;
+    }
+    const int32_t *count = op->selected_count + a->seq->row;
+    for (int64_t row = a->row, end = a->row + a->rows; row < end;) {
+        int64_t n = 1;
+        if (count[row] < 0) {
+            while (row + n < end && count[row + n] < 0) n++;
+            attend_rows(a, row, n, NULL, 0);
+        } else {
+            const int32_t *list = op->selected + (a->seq->row + row) * op->selected_stride;
+            attend_rows(a, row, 1, list, count[row]);
+        }
+        row += n;
+    }
+}
+
+/* ---- indexer ---- */
+
+static void index_score(const struct weft__op_index_select *op, const struct weft__seq *seq,
+                        int64_t row, int64_t key, int64_t count, float *score)
+{
+    const int64_t token = seq->row + row;
+    const float *weight = op->weight + token * op->weight_stride;
+    const float dim_scale = 1.0f / sqrtf((float)op->dim);
+    const float head_scale = 1.0f / sqrtf((float)op->heads);
+    struct page page = {.first = key, .count = count};
+    int64_t slot = (int64_t)seq->pages[key / WEFT__PAGE] * WEFT__PAGE + key % WEFT__PAGE;
+    for (int64_t j = 0; j < count; j++) page.k[j] = op->k + (slot + j) * op->k_stride;
+
+    f32x8 a = {0}, b = {0};
+    struct query query[TOKENS];
+    for (int64_t h = 0, n; h < op->heads; h += n) {
+        n = next_tokens(op->heads - h);
+        for (int64_t t = 0; t < n; t++)
+            query[t].q = op->q + token * op->q_stride + (h + t) * op->dim;
+        page_scores(&page, query, 0, n, op->dim, dim_scale);
+        for (int64_t t = 0; t < n; t++) {
+            f32x8 w = splat(weight[h + t] * head_scale);
+            a = fma8(w, max8(splat(0), load8(query[t].p)), a);
+            b = fma8(w, max8(splat(0), load8(query[t].p + 8)), b);
+        }
+    }
+    f32x8 both[2] = {a, b};
+    memcpy(score, both, (size_t)count * sizeof *score);
+}
+
+/* ---- element by element ---- */
+
+INLINE f32x8 silu8(f32x8 gate, f32x8 up) { return gate / (splat(1) + exp8(-gate)) * up; }
+
+static void silu_mul(const float *gate, const float *up, float *y, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) store8(y + i, silu8(load8(gate + i), load8(up + i)));
+    if (i < n)
+        store_first(y + i, silu8(load_first(gate + i, n - i), load_first(up + i, n - i)), n - i);
+}
+
+static void exp_row(const float *x, float sign, float shift, float *y, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) store8(y + i, exp8(load8(x + i) * splat(sign) + splat(shift)));
+    if (i < n)
+        store_first(y + i, exp8(load_first(x + i, n - i) * splat(sign) + splat(shift)), n - i);
+}
+
+const struct weft__kernels KERNELS = {
+    .name = KERNELS_NAME,
+    .product = product,
+    .product_t = product_t,
+    .decode_row = decode_row,
+    .attend = attend,
+    .index_score = index_score,
+    .silu_mul = silu_mul,
+    .exp = exp_row,
+};

@@ -1,0 +1,506 @@
+/* product_body.h: matrix products. Every output is one chain of eight lanes (dev.h), so the only
+ * freedom is how many outputs run side by side and where weights are decoded:
+ *
+ *   up to DIRECT_TOKENS rows    weights are decoded in registers, read from memory once
+ *   more                        a panel of weights is decoded into the cache once, then meets all
+ *                               tokens; unfinished sums wait in memory between panels */
+#include "cpu.h"
+#include "vector.h"
+
+enum {
+    CHUNK = WEFT__CHUNK,
+    ROWS = 4,          /* weight rows of a register tile */
+    TOKENS = 3,        /* token rows of a register tile: 12 sums hide the latency of an addition */
+    DIRECT_TOKENS = 2, /* of the kernels that decode in registers */
+};
+
+/* ---- decoding: 32 weights from a row's chunk, without the scales of rows and 128-blocks ---- */
+
+struct codes { /* where a row's chunk lies */
+    const uint8_t *data, *scale;
+};
+
+#if defined(__AVX2__)
+
+/* 16-bit words of p in the high halves of eight lanes. */
+INLINE f32x8 decode_bf16(const uint8_t *p)
+{
+    const __m256i spread =
+        _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1, -1, 8, 9, -1,
+                         -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+    __m256i words = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return (f32x8)_mm256_shuffle_epi8(words, spread);
+}
+
+INLINE f32x8 decode_f16(const uint8_t *p)
+{
+    return (f32x8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+
+/* E4M3 is F16 with a bias of 7 instead of 15 and fewer bits; NaN needs care. */
+INLINE f32x8 decode_e4m3(const float *table, const uint8_t *p)
+{
+    (void)table;
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    __m128i top = _mm_unpacklo_epi8(_mm_setzero_si128(), bytes);
+    __m128i magnitude = _mm_and_si128(top, _mm_set1_epi16(0x7f00));
+    __m128i nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f00));
+    __m128i half = _mm_and_si128(_mm_srai_epi16(top, 1), _mm_set1_epi16((short)0xbfff));
+    return (f32x8)_mm256_cvtph_ps(_mm_or_si128(half, nan)) * splat(256.0f);
+}
+
+/* 32 codes of 16 bytes; scale[i] (times 2^-25) for codes 16 i on. The table gives 2 * value in a
+ * byte; the shuffle puts it in the top byte of a lane, where it counts 2^25 times the value. */
+INLINE void decode_nvfp4(const struct weft__dev *dev, struct codes c, f32x8 w[4])
+{
+    const __m256i values = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+    const __m256i nibble = _mm256_set1_epi8(15);
+    /* Lanes 0-3 take codes 0-3 of a group of eight, lanes 4-7 codes 4-7. */
+    const __m256i low =
+        _mm256_setr_epi8(-1, -1, -1, 0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1, -1, 4,
+                         -1, -1, -1, 5, -1, -1, -1, 6, -1, -1, -1, 7);
+    const __m256i high = _mm256_add_epi8(low, _mm256_set1_epi32(8 << 24));
+    __m256i bytes =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)c.data));
+    __m256i even = _mm256_shuffle_epi8(values, _mm256_and_si256(bytes, nibble));
+    __m256i odd =
+        _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble));
+    __m256i first = _mm256_unpacklo_epi8(even, odd), second = _mm256_unpackhi_epi8(even, odd);
+    f32x8 s0 = splat(dev->nvfp4_scale[c.scale[0]]), s1 = splat(dev->nvfp4_scale[c.scale[1]]);
+    w[0] = (f32x8)_mm256_cvtepi32_ps(_mm256_shuffle_epi8(first, low)) * s0;
+    w[1] = (f32x8)_mm256_cvtepi32_ps(_mm256_shuffle_epi8(first, high)) * s0;
+    w[2] = (f32x8)_mm256_cvtepi32_ps(_mm256_shuffle_epi8(second, low)) * s1;
+    w[3] = (f32x8)_mm256_cvtepi32_ps(_mm256_shuffle_epi8(second, high)) * s1;
+}
+
+#else
+
+INLINE f32x8 decode_bf16(const uint8_t *p)
+{
+    u16x8 words;
+    memcpy(&words, p, sizeof words);
+    return (f32x8)(__builtin_convertvector(words, u32x8) << 16);
+}
+
+INLINE f32x8 decode_f16(const uint8_t *p)
+{
+    uint16_t words[8];
+    f32x8 v;
+    memcpy(words, p, sizeof words);
+    for (int i = 0; i < 8; i++) v[i] = weft__f32_from_f16(words[i]);
+    return v;
+}
+
+INLINE f32x8 decode_e4m3(const float *table, const uint8_t *p)
+{
+    f32x8 v;
+    for (int i = 0; i < 8; i++) v[i] = table[p[i]];
+    return v;
+}
+
+/* Code 8 is +0, as in an integer; a product with it is the same but for the sign of a zero. */
+INLINE void decode_nvfp4(const struct weft__dev *dev, struct codes c, f32x8 w[4])
+{
+    static const float values[16] = {0, .5f,  1,  1.5f,  2,  3,  4,  6,
+                                     0, -.5f, -1, -1.5f, -2, -3, -4, -6};
+    for (int i = 0; i < CHUNK; i++) {
+        int code = c.data[i / 2] >> (i % 2 * 4) & 15;
+        w[i / 8][i % 8] = values[code] * dev->e4m3[c.scale[i / 16]];
+    }
+}
+
+#endif
+
+INLINE void decode(const struct weft__dev *dev, weft_dtype dtype, struct codes c, f32x8 w[4])
+{
+    if (dtype == WEFT_F4_E2M1) {
+        decode_nvfp4(dev, c, w);
+        return;
+    }
+    for (int v = 0; v < 4; v++) {
+        switch (dtype) {
+        case WEFT_F32:
+            memcpy(&w[v], c.data + 32 * v, sizeof w[v]);
+            break;
+        case WEFT_BF16:
+            w[v] = decode_bf16(c.data + 16 * v);
+            break;
+        case WEFT_F16:
+            w[v] = decode_f16(c.data + 16 * v);
+            break;
+        default:
+            w[v] = decode_e4m3(dev->e4m3, c.data + 8 * v);
+        }
+    }
+}
+
+/* decode for a row's last n < 32 weights: what lies beyond the row is not read and counts as 0. */
+INLINE void decode_rest(const struct weft__dev *dev, weft_dtype dtype, struct codes c, int64_t n,
+                        f32x8 w[4])
+{
+    uint8_t data[CHUNK * 4] = {0}, scale[2] = {0};
+    memcpy(data, c.data, (size_t)(n * weft__dtype_bits(dtype) + 7) / 8);
+    if (dtype == WEFT_F4_E2M1) {
+        memcpy(scale, c.scale, (size_t)(n + 15) / 16);
+        if (n % 2 != 0) data[n / 2] &= 15;
+    }
+    decode(dev, dtype, (struct codes){data, scale}, w);
+}
+
+/* Chunk at column k, a multiple of 32. */
+INLINE struct codes codes_at(const struct weft__matrix *w, int64_t row, int64_t k)
+{
+    return (struct codes){.data = w->data + row * w->row_bytes + k * weft__dtype_bits(w->dtype) / 8,
+                          .scale = w->scale_kind == WEFT__SCALE_NVFP4
+                                       ? w->scale + row * w->scale_row_bytes + k / 16
+                                       : NULL};
+}
+
+static float row_scale(const struct weft__matrix *w, int64_t row)
+{
+    float scale = 1;
+    if (w->scale_kind == WEFT__SCALE_ROW)
+        memcpy(&scale, w->scale + row * w->scale_row_bytes, sizeof scale);
+    return scale;
+}
+
+/* What multiplies a row's finished dot products. */
+static float row_factor(const struct weft__matrix *w, int64_t row)
+{
+    return row_scale(w, row) * w->scale_global;
+}
+
+INLINE void decode_span(const struct weft__dev *dev, weft_dtype dtype, const struct weft__matrix *w,
+                        int64_t row, int64_t column, int64_t columns, float *out)
+{
+    for (int64_t k = 0; k < columns; k += CHUNK) {
+        f32x8 v[4];
+        int64_t n = columns - k;
+        struct codes c = codes_at(w, row, column + k);
+        if (n >= CHUNK)
+            decode(dev, dtype, c, v);
+        else
+            decode_rest(dev, dtype, c, n, v);
+        for (int64_t i = 0; i < 4 && 8 * i < n; i++) store8(out + k + 8 * i, v[i]);
+    }
+}
+
+/* out[k] *= the scale of column + k's block. */
+static void scale_blocks(const struct weft__matrix *w, int64_t row, int64_t column, int64_t columns,
+                         float *out)
+{
+    const uint8_t *scales = w->scale + (w->block_row + row) / 128 * w->scale_row_bytes;
+    for (int64_t k = 0; k < columns;) {
+        int64_t at = w->block_col + column + k, end = weft__min(columns, k + 128 - at % 128);
+        float scale;
+        memcpy(&scale, scales + at / 128 * (int64_t)sizeof scale, sizeof scale);
+        for (; k < end; k++) out[k] *= scale;
+    }
+}
+
+/* Columns of a row as floats, padded with zeros to a multiple of 8; column is a multiple of 32. */
+static void decode_columns(const struct weft__dev *dev, const struct weft__matrix *w, int64_t row,
+                           int64_t column, int64_t columns, float *out)
+{
+    switch (w->dtype) {
+    case WEFT_F32:
+        decode_span(dev, WEFT_F32, w, row, column, columns, out);
+        break;
+    case WEFT_F16:
+        decode_span(dev, WEFT_F16, w, row, column, columns, out);
+        break;
+    case WEFT_BF16:
+        decode_span(dev, WEFT_BF16, w, row, column, columns, out);
+        break;
+    case WEFT_F8_E4M3:
+        decode_span(dev, WEFT_F8_E4M3, w, row, column, columns, out);
+        break;
+    default:
+        decode_span(dev, WEFT_F4_E2M1, w, row, column, columns, out);
+    }
+    if (w->scale_kind == WEFT__SCALE_BLOCK) scale_blocks(w, row, column, columns, out);
+}
+
+static void decode_row(const struct weft__dev *dev, const struct weft__matrix *w, int64_t row,
+                       float *y)
+{
+    float factor = row_factor(w, row), span[CHUNK * 4];
+    for (int64_t k = 0; k < w->cols; k += CHUNK * 4) {
+        int64_t n = weft__min(w->cols - k, CHUNK * 4);
+        decode_columns(dev, w, row, k, n, span);
+        for (int64_t i = 0; i < n; i++) y[k + i] = span[i] * factor;
+    }
+}
+
+/* ---- register tiles ---- */
+
+/* sum[r * tokens + t] += w[r] . x[t] over k columns. */
+INLINE void dots(int rows, int tokens, const float *const w[], const float *const x[], int64_t k,
+                 f32x8 *sum)
+{
+    f32x8 s[ROWS * TOKENS];
+    for (int i = 0; i < rows * tokens; i++) s[i] = sum[i];
+    int64_t at = 0;
+    for (; at + 8 <= k; at += 8) {
+        f32x8 xv[TOKENS];
+        for (int t = 0; t < tokens; t++) xv[t] = load8(x[t] + at);
+        for (int r = 0; r < rows; r++) {
+            f32x8 wv = load8(w[r] + at);
+            for (int t = 0; t < tokens; t++) s[r * tokens + t] = fma8(wv, xv[t], s[r * tokens + t]);
+        }
+    }
+    if (at < k) {
+        for (int r = 0; r < rows; r++) {
+            f32x8 wv = load_first(w[r] + at, k - at);
+            for (int t = 0; t < tokens; t++)
+                s[r * tokens + t] = fma8(wv, load_first(x[t] + at, k - at), s[r * tokens + t]);
+        }
+    }
+    for (int i = 0; i < rows * tokens; i++) sum[i] = s[i];
+}
+
+/* How many of `left` token rows the next register tile takes: threes, but never a lonely one. */
+INLINE int next_tokens(int64_t left) { return left == 4 || left < 3 ? (left == 1 ? 1 : 2) : 3; }
+
+INLINE void dots4(int tokens, const float *const w[], const float *const x[], int64_t k, f32x8 *sum)
+{
+    switch (tokens) {
+    case 1:
+        dots(ROWS, 1, w, x, k, sum);
+        break;
+    case 2:
+        dots(ROWS, 2, w, x, k, sum);
+        break;
+    default:
+        dots(ROWS, 3, w, x, k, sum);
+    }
+}
+
+/* Finishes rows row .. row + count (at most 4) of one token; lanes[r * step]. */
+INLINE void finish(const struct weft__product *p, int64_t row, int64_t count, int64_t token,
+                   const f32x8 *lanes, int step, const float factor[ROWS])
+{
+    f32x8 v[ROWS];
+    float out[ROWS];
+    for (int r = 0; r < ROWS; r++) v[r] = lanes[r * step];
+    add_lanes4(v, out);
+    const float *bias = p->w->bias;
+    float *y = p->y + token * p->y_stride + row;
+    for (int64_t r = 0; r < count; r++) {
+        float scaled = out[r] * factor[r];
+        y[r] = bias != NULL ? scaled + bias[p->row + row + r] : scaled;
+    }
+}
+
+INLINE const float *token_row(const struct weft__product *p, int64_t token)
+{
+    return p->x + (p->x_row != NULL ? p->x_row[token] : token) * p->x_stride;
+}
+
+/* Four rows from `row` on; beyond the last they repeat it, and finish() drops them. */
+INLINE void tile_rows(const struct weft__product *p, int64_t row, int64_t out[ROWS])
+{
+    for (int r = 0; r < ROWS; r++) out[r] = p->row + weft__min(row + r, p->rows - 1);
+}
+
+/* ---- few tokens: decode in registers ---- */
+
+INLINE void direct(const struct weft__dev *dev, weft_dtype dtype, int tokens,
+                   const struct weft__product *p, const float *const x[])
+{
+    const int64_t k = p->w->cols, step = CHUNK * weft__dtype_bits(dtype) / 8;
+    for (int64_t row = 0; row < p->rows; row += ROWS) {
+        int64_t rows[ROWS];
+        struct codes c[ROWS];
+        float factor[ROWS];
+        f32x8 sum[ROWS * DIRECT_TOKENS] = {0};
+        tile_rows(p, row, rows);
+        for (int r = 0; r < ROWS; r++) {
+            c[r] = codes_at(p->w, rows[r], 0);
+            factor[r] = row_factor(p->w, rows[r]);
+        }
+        int64_t at = 0;
+        for (; at + CHUNK <= k; at += CHUNK) {
+            for (int r = 0; r < ROWS; r++) {
+                f32x8 w[4];
+                decode(dev, dtype, c[r], w);
+                c[r].data += step;
+                if (dtype == WEFT_F4_E2M1) c[r].scale += 2;
+                for (int t = 0; t < tokens; t++)
+                    for (int v = 0; v < 4; v++)
+                        sum[r * tokens + t] =
+                            fma8(w[v], load8(x[t] + at + 8 * v), sum[r * tokens + t]);
+            }
+        }
+        if (at < k) {
+            for (int r = 0; r < ROWS; r++) {
+                f32x8 w[4];
+                decode_rest(dev, dtype, c[r], k - at, w);
+                for (int v = 0; v < 4 && at + 8 * v < k; v++)
+                    for (int t = 0; t < tokens; t++) {
+                        int64_t n = k - at - 8 * v;
+                        const float *xp = x[t] + at + 8 * v;
+                        f32x8 xv = n >= 8 ? load8(xp) : load_first(xp, n);
+                        sum[r * tokens + t] = fma8(w[v], xv, sum[r * tokens + t]);
+                    }
+            }
+        }
+        for (int t = 0; t < tokens; t++)
+            finish(p, row, weft__min(ROWS, p->rows - row), t, sum + t, tokens, factor);
+    }
+}
+
+#define DIRECT(dtype)                    \
+    case dtype:                          \
+        if (p->tokens == 1)              \
+            direct(dev, dtype, 1, p, x); \
+        else                             \
+            direct(dev, dtype, 2, p, x); \
+        break;
+
+static void product_direct(const struct weft__dev *dev, const struct weft__product *p)
+{
+    const float *x[DIRECT_TOKENS];
+    for (int64_t t = 0; t < p->tokens; t++) x[t] = token_row(p, t);
+    switch (p->w->dtype) {
+        DIRECT(WEFT_F32)
+        DIRECT(WEFT_F16)
+        DIRECT(WEFT_BF16)
+        DIRECT(WEFT_F8_E4M3)
+    default:
+        DIRECT(WEFT_F4_E2M1)
+    }
+}
+
+/* ---- many tokens: panels ---- */
+
+/* Rows row .. row + rows of p as floats, columns column .. column + columns: pointers to each. */
+static void panel_rows(const struct weft__dev *dev, const struct weft__product *p, int64_t row,
+                       int64_t rows, int64_t column, int64_t columns, float *panel,
+                       const float *out[WEFT__TILE_ROWS])
+{
+    for (int64_t r = 0; r < rows; r++) {
+        float *decoded = panel + r * WEFT__TILE_K;
+        decode_columns(dev, p->w, p->row + row + r, column, columns, decoded);
+        out[r] = decoded;
+    }
+    for (int64_t r = rows; r % ROWS != 0; r++) out[r] = out[rows - 1];
+}
+
+/* At most TILE_ROWS rows by TILE_TOKENS tokens. */
+static void product_tile(const struct weft__dev *dev, const struct weft__product *p, int64_t row,
+                         int64_t token, int64_t tokens, struct weft__scratch *scratch)
+{
+    const int64_t rows = weft__min(WEFT__TILE_ROWS, p->rows - row), k = p->w->cols;
+    const float *w[WEFT__TILE_ROWS], *x[WEFT__TILE_TOKENS];
+    f32x8 *sums = (f32x8 *)(void *)scratch->sums;
+
+    memset(sums, 0, (size_t)(weft__ceil_div(rows, ROWS) * ROWS * tokens) * sizeof *sums);
+    for (int64_t t = 0; t < tokens; t++) x[t] = token_row(p, token + t);
+    for (int64_t column = 0; column < k; column += WEFT__TILE_K) {
+        int64_t columns = weft__min(WEFT__TILE_K, k - column);
+        panel_rows(dev, p, row, rows, column, columns, scratch->panel, w);
+        f32x8 *sum = sums;
+        for (int64_t r = 0; r < rows; r += ROWS)
+            for (int64_t t = 0, n; t < tokens; t += n) {
+                n = next_tokens(tokens - t);
+                dots4((int)n, w + r, x + t, columns, sum);
+                sum += ROWS * n;
+            }
+        for (int64_t t = 0; t < tokens; t++) x[t] += columns;
+    }
+    const f32x8 *sum = sums;
+    for (int64_t r = 0; r < rows; r += ROWS) {
+        int64_t all[ROWS];
+        float factor[ROWS];
+        tile_rows(p, row + r, all);
+        for (int i = 0; i < ROWS; i++) factor[i] = row_factor(p->w, all[i]);
+        for (int64_t t = 0, n; t < tokens; t += n) {
+            n = next_tokens(tokens - t);
+            for (int64_t i = 0; i < n; i++)
+                finish(p, row + r, weft__min(ROWS, rows - r), token + t + i, sum + i, (int)n,
+                       factor);
+            sum += ROWS * n;
+        }
+    }
+}
+
+static void product(const struct weft__dev *dev, const struct weft__product *p,
+                    struct weft__scratch *scratch)
+{
+    if (p->rows == 0 || p->tokens == 0) return;
+    if (p->tokens <= DIRECT_TOKENS && p->w->scale_kind != WEFT__SCALE_BLOCK) {
+        product_direct(dev, p);
+        return;
+    }
+    for (int64_t token = 0; token < p->tokens; token += WEFT__TILE_TOKENS) {
+        int64_t tokens = weft__min(WEFT__TILE_TOKENS, p->tokens - token);
+        for (int64_t row = 0; row < p->rows; row += WEFT__TILE_ROWS)
+            product_tile(dev, p, row, token, tokens, scratch);
+    }
+}
+
+/* ---- transposed: the reduction runs down the rows, lane l of a dot product is a vector of eight
+ * columns ---- */
+
+enum { T_COLUMNS = 32, T_ROWS = WEFT__TILE_ROWS * WEFT__TILE_K / T_COLUMNS };
+
+/* sum[lane] of eight columns, over `rows` rows; the first is a multiple of 8. */
+INLINE void dots_t(const float *panel, const float *x, int64_t rows, f32x8 *sum)
+{
+    f32x8 s[8];
+    for (int l = 0; l < 8; l++) s[l] = sum[l];
+    int64_t r = 0;
+    for (; r + 8 <= rows; r += 8)
+        for (int l = 0; l < 8; l++)
+            s[l] = fma8(load8(panel + (r + l) * T_COLUMNS), splat(x[r + l]), s[l]);
+    if (r < rows) /* the missing lanes are zeros here as everywhere */
+        for (int l = 0; l < 8; l++)
+            s[l] = r + l < rows ? fma8(load8(panel + (r + l) * T_COLUMNS), splat(x[r + l]), s[l])
+                                : fma8(splat(0), splat(0), s[l]);
+    for (int l = 0; l < 8; l++) sum[l] = s[l];
+}
+
+static void product_t_tile(const struct weft__dev *dev, const struct weft__product_t *p,
+                           int64_t column, int64_t token, int64_t tokens,
+                           struct weft__scratch *scratch)
+{
+    const int64_t columns = weft__min(T_COLUMNS, p->columns - column);
+    const int64_t groups = weft__ceil_div(columns, 8);
+    f32x8 *sums = (f32x8 *)(void *)scratch->sums;
+    memset(sums, 0, (size_t)(tokens * groups) * 8 * sizeof *sums);
+    for (int64_t row = 0; row < p->rows; row += T_ROWS) {
+        int64_t rows = weft__min(T_ROWS, p->rows - row);
+        for (int64_t r = 0; r < rows; r++) {
+            float *out = scratch->panel + r * T_COLUMNS, scale = row_scale(p->w, p->row + row + r);
+            decode_columns(dev, p->w, p->row + row + r, p->column + column, columns, out);
+            for (int64_t c = 0; c < columns; c++) out[c] *= scale;
+        }
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t g = 0; g < groups; g++)
+                dots_t(scratch->panel + 8 * g, p->x + (token + t) * p->x_stride + row, rows,
+                       sums + (t * groups + g) * 8);
+    }
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t g = 0; g < groups; g++) {
+            const f32x8 *s = sums + (t * groups + g) * 8;
+            f32x8 v = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+            v = v * splat(p->w->scale_global);
+            float *y = p->y + (token + t) * p->y_stride + column + 8 * g;
+            if (columns - 8 * g >= 8)
+                store8(y, v);
+            else
+                store_first(y, v, columns - 8 * g);
+        }
+}
+
+static void product_t(const struct weft__dev *dev, const struct weft__product_t *p,
+                      struct weft__scratch *scratch)
+{
+    for (int64_t token = 0; token < p->tokens; token += WEFT__TILE_TOKENS) {
+        int64_t tokens = weft__min(WEFT__TILE_TOKENS, p->tokens - token);
+        for (int64_t column = 0; column < p->columns; column += T_COLUMNS)
+            product_t_tile(dev, p, column, token, tokens, scratch);
+    }
+}
