@@ -5,6 +5,8 @@
 
 #include "engine.h"
 
+enum { MESSAGE_MIN = 1 << 18 }; /* what a world wants at least */
+
 struct rank {
     struct weft__ranks *ranks;
     int index;
@@ -140,7 +142,7 @@ weft_status weft__ranks_open(const struct weft__arch *arch, struct weft__checkpo
     const weft_world_options world = {
         .size = options->size,
         .timeout_ms = options->timeout_ms,
-        .message_bytes = message < (1u << 16) ? 1u << 16 : message,
+        .message_bytes = (size_t)weft__max((int64_t)message, MESSAGE_MIN),
         .heap_bytes = 1u << 16,
     };
     weft_status status = weft_world_create(&world, &all->world, err);
