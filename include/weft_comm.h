@@ -43,6 +43,14 @@ typedef enum weft_algorithm {
     WEFT_ALGORITHM_TWO_SHOT, /* every rank sums its share, then all read the shares */
 } weft_algorithm;
 
+/* How bytes travel between GPUs. A path that does not work here is refused at open. */
+typedef enum weft_path {
+    WEFT_PATH_AUTO, /* the first of these that works */
+    WEFT_PATH_PUSH, /* stores to the peer's memory */
+    WEFT_PATH_PULL, /* loads from the peer's memory */
+    WEFT_PATH_HOST, /* through pinned host memory; works without peer access */
+} weft_path;
+
 /* Zeroed fields mean the default. */
 typedef struct weft_world_options {
     int size;             /* ranks, 1 to WEFT_COMM_RANKS_MAX; no default */
@@ -50,6 +58,8 @@ typedef struct weft_world_options {
     size_t message_bytes; /* what one rank contributes at once; longer messages are cut; 1 MiB */
     size_t heap_bytes;    /* for weft_comm_heap_alloc and groups (4 messages each); 64 MiB */
     weft_algorithm algorithm; /* of reductions */
+    const int *cuda_devices;  /* [size] CUDA ordinal of each rank, or NULL: ranks on CPUs */
+    weft_path path;           /* of GPU ranks */
 } weft_world_options;
 
 WEFT_API WEFT_CHECKED weft_status weft_world_create(const weft_world_options *options,
@@ -175,6 +185,18 @@ WEFT_API WEFT_CHECKED weft_status weft_comm_broadcast(weft_comm *comm, const wef
                                                       weft_error *err);
 
 WEFT_API WEFT_CHECKED weft_status weft_comm_barrier(weft_comm *comm, weft_error *err);
+
+/* ---- GPU ranks ----
+ * Operations take device memory, aligned to 16 bytes, enqueue a kernel on the rank's stream and
+ * return; they can be captured into a CUDA graph, which replays as long as the communicator is
+ * open. Failures come out of later calls. Ranks may share a device; then all of them must be able
+ * to run at once. */
+
+/* The CUstream of a GPU rank, owned by the communicator; NULL on CPUs. */
+WEFT_API void *weft_comm_stream(const weft_comm *comm);
+
+/* Waits until all operations of this rank are complete. */
+WEFT_API WEFT_CHECKED weft_status weft_comm_sync(weft_comm *comm, weft_error *err);
 
 /* ---- life signs and failure ---- */
 

@@ -88,5 +88,3 @@ extern "C" __global__ __launch_bounds__(WEFT__CUDA_THREADS) void weft__move(
     if (blockIdx.x == 0 && alive) (void)await_arrivals(call);
     finish(link, epoch);
 }
-
-/* ---- instances: one ---- */

@@ -192,7 +192,7 @@ __device__ int try_take(const place &at, int64_t t, int group, int s, int to,
 template <class T, bool PACKED, int COUNT>
 __device__ void take(place &at, int64_t t, int group, int s, int to, vec16 (*in)[T::WORDS / 2])
 {
-    struct patience last = {-1, 0, 0};
+    struct patience last = {-1, 0, 0, 0};
     for (uint32_t tries = 1; at.alive; tries++) {
         int missing = in_row(at, group) ? try_take<T, PACKED, COUNT>(at, t, group, s, to, in) : -1;
         if (!PACKED || __all_sync(~0u, missing < 0)) return;

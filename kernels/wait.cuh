@@ -145,6 +145,7 @@ struct call {
 struct patience {
     int peer; /* who was waited for; -1: nobody yet */
     uint32_t beat;
+    uint32_t closed;
     uint64_t since;
 };
 
@@ -155,42 +156,49 @@ __device__ static inline char *half_of(const struct weft__cuda_link *link, uint6
 }
 
 /* The first thread of this rank to fail writes the record; everyone's poison is raised. */
-__device__ static void fail(const struct call *w, int peer, uint32_t kind, uint64_t elapsed)
+__device__ static void fail(const struct call &call, int peer, uint32_t kind, uint64_t elapsed)
 {
-    const struct weft__cuda_link *link = w->link;
+    const struct weft__cuda_link *link = call.link;
     if (atomicCAS((uint32_t *)link->claimed, 0u, 1u) != 0) return;
-    volatile struct weft__cuda_record *record = (volatile struct weft__cuda_record *)link->record;
-    record->rank = link->world_rank;
-    record->peer = link->member[peer];
-    record->kind = kind;
-    record->op = w->op;
-    record->phase = w->phase;
-    record->epoch = w->epoch;
+    struct weft__comm_rank *mine = (struct weft__comm_rank *)link->control[link->rank];
+    volatile struct weft__cuda_record *record = (volatile struct weft__cuda_record *)mine->record;
+    record->rank = link->world_rank[link->rank];
+    record->peer = link->world_rank[peer];
+    record->kind = (uint16_t)kind;
+    record->op = call.op;
+    record->phase = call.phase;
+    record->epoch = call.epoch;
+    record->channel = (uint32_t)link->channel;
     record->elapsed_ns = elapsed;
-    store_release_u32(link->record, 1); /* partner: the host's acquire of state */
+    store_release_u32((uint64_t)&record->state, 1); /* partner: the host's acquire of state */
     store_release_u32(link->poison, 1);
 }
 
 /* A look at the clock while `peer` is waited for: false when waiting has no use any more. */
 __device__ static __noinline__ bool keep_waiting(struct call call, struct patience *last, int peer)
 {
-    const struct call *w = &call;
-    const struct weft__cuda_link *link = w->link;
-    if (load_relaxed_u32(link->poison) != 0) return false;
-    uint64_t word = load_relaxed_u64(half_of(link, link->recv[peer], w->epoch));
-    if ((uint32_t)word == w->epoch && (uint32_t)(word >> 32) != w->signature) {
-        fail(w, peer, WEFT__FAULT_MISMATCH, 0);
+    const struct weft__cuda_link *link = call.link;
+    const struct weft__comm_rank *theirs = (const struct weft__comm_rank *)link->control[peer];
+    if (load_relaxed_u32(link->poison) != 0 || load_relaxed_u32(link->fault) != 0) return false;
+    uint64_t word = load_relaxed_u64(half_of(link, link->recv[peer], call.epoch));
+    if ((uint32_t)word == call.epoch && (uint32_t)(word >> 32) != call.signature) {
+        fail(call, peer, WEFT__FAULT_MISMATCH, 0);
         return false;
     }
-    uint32_t beat = load_relaxed_u32(link->beats + 4 * (uint64_t)link->member[peer]);
-    uint64_t now = now_ns();
-    if (peer != last->peer || beat != last->beat) {
-        *last = {peer, beat, now};
+    uint64_t now = now_ns(), elapsed = now - last->since;
+    /* A rank closes when its kernels are complete: what it has not sent by then does not come. */
+    uint32_t closed = load_acquire_u32(&theirs->channel[link->channel].closed);
+    if (peer == last->peer && last->closed != 0) {
+        fail(call, peer, WEFT__FAULT_CLOSED, elapsed);
+        return false;
+    }
+    uint32_t beat = load_relaxed_u32((uint64_t)&theirs->heartbeat);
+    if (peer != last->peer || beat != last->beat || closed != 0) {
+        *last = {peer, beat, closed, now};
         return true;
     }
-    uint64_t elapsed = now - last->since;
     if (elapsed <= load_relaxed_u64((const void *)link->budget_ns)) return true;
-    fail(w, peer, WEFT__FAULT_TIMEOUT, elapsed);
+    fail(call, peer, WEFT__FAULT_TIMEOUT, elapsed);
     return false;
 }
 
@@ -210,7 +218,7 @@ __device__ static inline void send_arrival(const struct weft__cuda_link *link, u
 __device__ static inline bool await_arrivals(struct call call)
 {
     const struct weft__cuda_link *link = call.link;
-    struct patience last = {-1, 0, 0};
+    struct patience last = {-1, 0, 0, 0};
     int peer = (int)threadIdx.x;
     if (peer >= link->ranks || peer == link->rank) return true;
     call.phase = WEFT__INPUT;
@@ -219,7 +227,7 @@ __device__ static inline bool await_arrivals(struct call call)
         uint64_t seen = load_relaxed_u64(word);
         if ((uint32_t)seen == call.epoch) {
             if ((uint32_t)(seen >> 32) == call.signature) return true;
-            fail(&call, peer, WEFT__FAULT_MISMATCH, 0);
+            fail(call, peer, WEFT__FAULT_MISMATCH, 0);
             return false;
         }
         if (tries % TRIES == 0 && !keep_waiting(call, &last, peer)) return false;
@@ -254,7 +262,7 @@ __device__ static inline void send_flags(struct call call, int64_t flag)
 __device__ static inline bool await_flags(struct call call, int64_t flag, int from, int to,
                                           bool alive)
 {
-    struct patience last = {-1, 0, 0};
+    struct patience last = {-1, 0, 0, 0};
     int source = from + (int)threadIdx.x;
     if (alive && source < to) {
         const char *word =

@@ -4,9 +4,6 @@
 #include "base/numerics.h"
 #include "comm.h"
 
-/* From this size of a rank's input on, reading everything costs more than a second exchange. */
-enum { TWO_SHOT_BYTES = 64 * 1024 };
-
 /* ---- frame of every operation ---- */
 
 static weft_status start(weft_comm *comm, uint64_t *begun_ns, weft_error *err)
@@ -20,6 +17,14 @@ static void count(weft_comm *comm, uint64_t bytes, uint64_t begun_ns)
     comm->stats.operations++;
     comm->stats.bytes += bytes;
     comm->stats.total_ns += weft__now_ns() - begun_ns;
+}
+
+void *weft_comm_stream(const weft_comm *comm) { return comm->dev->stream(comm->kernels); }
+
+weft_status weft_comm_sync(weft_comm *comm, weft_error *err)
+{
+    comm->dev->sync(comm->kernels);
+    return weft__comm_health(comm, err);
 }
 
 void weft_comm_get_stats(const weft_comm *comm, weft_comm_stats *out)
@@ -199,7 +204,7 @@ static struct weft__comm_post reduce_post(const weft_comm *comm, const weft_redu
                           op->norm_weight != NULL,  weft__f32_bits(op->norm_eps),
                           (uint32_t)op->quant.kind, weft__f32_bits(op->quant.scale)};
     bool large = comm->algorithm == WEFT_ALGORITHM_AUTO
-                     ? bytes >= TWO_SHOT_BYTES
+                     ? bytes >= comm->dev->two_shot_bytes
                      : comm->algorithm == WEFT_ALGORITHM_TWO_SHOT;
     return (struct weft__comm_post){.op = kind,
                                     .dtype = (uint32_t)op->dtype,

@@ -25,6 +25,7 @@ struct weft_world {
     weft_world_options options; /* defaults filled in */
     struct weft__tuning tuning;
     const struct weft__dev_comm *dev;
+    int device[WEFT__MAX_RANKS]; /* of GPU ranks: CUDA ordinals */
     uint32_t spins;
     pthread_mutex_t mutex; /* guards what follows, and the sessions' masks */
     pthread_cond_t changed;
@@ -37,6 +38,8 @@ struct weft_comm {
     struct weft_comm *root; /* the world's communicator of this rank; itself when it is that */
     struct weft__comm_link link;
     struct weft__comm_kernels *kernels;
+    struct weft__comm_kernels
+        *host; /* of GPU ranks: for host data, on the same channel; else NULL */
     struct weft__comm_channel *channel;
     const struct weft__dev_comm *dev;
     weft_algorithm algorithm;

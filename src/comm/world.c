@@ -54,6 +54,10 @@ static weft_status fill_options(weft_world_options *options, weft_error *err)
                           options->size, WEFT__MAX_RANKS);
     if ((unsigned)options->algorithm > WEFT_ALGORITHM_TWO_SHOT)
         return weft__fail(err, WEFT_INVALID, "unknown algorithm %d", (int)options->algorithm);
+    if ((unsigned)options->path > WEFT_PATH_HOST)
+        return weft__fail(err, WEFT_INVALID, "unknown path %d", (int)options->path);
+    if (options->path != WEFT_PATH_AUTO && options->cuda_devices == NULL)
+        return weft__fail(err, WEFT_INVALID, "a path is given, but the ranks are on CPUs");
     if (options->timeout_ms == 0) options->timeout_ms = TIMEOUT_MS;
     if (options->message_bytes == 0) options->message_bytes = MESSAGE_BYTES;
     if (options->heap_bytes == 0) options->heap_bytes = HEAP_BYTES;
@@ -78,7 +82,9 @@ weft_status weft__world_create(const weft_world_options *options, const struct w
     world->options = filled;
     world->tuning = *tuning;
     if (world->tuning.first_epoch == 0) world->tuning.first_epoch = 1;
-    world->dev = &weft__cpu_comm;
+    world->dev = filled.cuda_devices != NULL ? &weft__cuda_comm : &weft__cpu_comm;
+    for (int r = 0; r < filled.size && filled.cuda_devices != NULL; r++)
+        world->device[r] = filled.cuda_devices[r];
     world->spins = spins_for(filled.size);
     world->references = 1;
     pthread_condattr_t monotonic;
@@ -244,7 +250,13 @@ static weft_status comm_start(weft_comm *comm, weft_error *err)
     comm->channel = &link->world[weft__comm_world_rank(comm)]->channel[link->channel];
     comm->dev = world->dev;
     comm->algorithm = world->options.algorithm;
-    return comm->dev->open(link, world->tuning.portable, &comm->kernels, err);
+    link->device = world->device[weft__comm_world_rank(comm)];
+    link->path = world->options.path;
+    WEFT__TRY(comm->dev->open(link, world->tuning.portable, &comm->kernels, err));
+    if (comm->dev == &weft__cpu_comm) return WEFT_OK;
+    weft_status status = weft__cpu_comm.open(link, world->tuning.portable, &comm->host, err);
+    if (status != WEFT_OK) comm->dev->close(comm->kernels);
+    return status;
 }
 
 weft_status weft_comm_open(weft_world *world, int rank, weft_comm **out, weft_error *err)
@@ -292,6 +304,7 @@ void weft_comm_close(weft_comm *comm)
 {
     if (comm == NULL) return;
     comm->dev->close(comm->kernels);
+    if (comm->host != NULL) weft__cpu_comm.close(comm->host);
     if (comm->root != comm) {
         /* Release: see session_leave_and_unlock. */
         atomic_store_explicit(&comm->channel->closed, 1, memory_order_release);
@@ -324,9 +337,19 @@ static weft_status heap_take(weft_comm *root, size_t bytes, size_t *offset, weft
     return WEFT_OK;
 }
 
+/* Kernels read the caller's device memory where it is. */
+static weft_status refuse_on_gpu(const weft_comm *comm, weft_error *err)
+{
+    if (comm->host == NULL) return WEFT_OK;
+    return weft__fail(err, WEFT_UNSUPPORTED,
+                      "rank %d is on a GPU: pass device memory of your own, it is not copied",
+                      weft__comm_world_rank(comm));
+}
+
 weft_status weft_comm_heap_alloc(weft_comm *comm, size_t bytes, void **out, weft_error *err)
 {
     size_t offset = 0;
+    WEFT__TRY(refuse_on_gpu(comm, err));
     WEFT__TRY(heap_take(comm->root, bytes, &offset, err));
     *out = comm->link.segment[comm->link.rank] + offset;
     return WEFT_OK;
@@ -335,6 +358,7 @@ weft_status weft_comm_heap_alloc(weft_comm *comm, size_t bytes, void **out, weft
 weft_status weft_comm_input(weft_comm *comm, size_t bytes, void **out, weft_error *err)
 {
     const struct weft__comm_link *link = &comm->link;
+    WEFT__TRY(refuse_on_gpu(comm, err));
     WEFT__TRY(weft__comm_health(comm, err));
     if (bytes > link->message_bytes)
         return weft__fail(err, WEFT_TOO_LONG,
@@ -375,6 +399,18 @@ static void form_group(const weft_comm *parent, const struct offer *offers, weft
     }
 }
 
+/* An all_gather of host memory, also between GPU ranks. Kernels enqueued so far are complete then,
+ * so that what follows may synchronise devices. */
+static weft_status gather_host(weft_comm *comm, const weft_gather *gather, weft_error *err)
+{
+    if (comm->host == NULL) return weft_comm_all_gather(comm, gather, err);
+    WEFT__TRY(weft_comm_sync(comm, err));
+    weft_comm host = *comm;
+    host.dev = &weft__cpu_comm;
+    host.kernels = comm->host;
+    return weft_comm_all_gather(&host, gather, err);
+}
+
 static weft_status exchange_offers(weft_comm *comm, int color, int key, struct offer *offers,
                                    weft_error *err)
 {
@@ -386,7 +422,7 @@ static weft_status exchange_offers(weft_comm *comm, int color, int key, struct o
         mine.staging = staging;
     }
     weft_gather gather = {.rows = 1, .row_bytes = sizeof mine, .in = &mine, .out = offers};
-    WEFT__TRY(weft_comm_all_gather(comm, &gather, err));
+    WEFT__TRY(gather_host(comm, &gather, err));
     for (int r = 0; r < comm->link.size; r++)
         if (offers[r].failed)
             return weft__fail(err, WEFT_NO_MEMORY,

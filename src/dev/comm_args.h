@@ -84,9 +84,11 @@ WEFT__SIZE_IS(struct weft__comm_channel, 256);
 
 struct weft__comm_rank {
     WEFT__ATOMIC(uint32_t) heartbeat; /* grows while its owner works */
-    uint32_t pad;
+    WEFT__ATOMIC(uint32_t) poison;  /* of rank 0: a kernel of any rank has failed, see its record */
     WEFT__ATOMIC(uint64_t) waiting; /* weft__comm_waiting(), 0 when it does not wait */
-    uint64_t unused[6];
+    uint64_t record[4];             /* struct weft__cuda_record (cuda_args.h) */
+    void *device;                   /* what a GPU rank owns until the session ends */
+    uint64_t unused;
     struct weft__comm_channel channel[WEFT__COMM_CHANNELS];
 };
 WEFT__SIZE_IS(struct weft__comm_rank, 64 + 256 * WEFT__COMM_CHANNELS);
@@ -132,6 +134,8 @@ struct weft__comm_link {
     uint64_t timeout_ns;
     uint32_t first_epoch;
     uint32_t spins; /* tries before a waiting rank sleeps */
+    int32_t device; /* CUDA ordinal of this rank */
+    weft_path path; /* asked for, between GPUs */
 };
 
 enum { WEFT__STAGING_MESSAGES = 4 };
@@ -197,9 +201,13 @@ struct weft__dev_comm {
     /* Failures go to link->fault. */
     void (*reduce)(struct weft__comm_kernels *kernels, const struct weft__comm_reduce_args *args);
     void (*move)(struct weft__comm_kernels *kernels, const struct weft__comm_move_args *args);
+    /* What operations are enqueued on; NULL when they are complete on return. */
+    void *(*stream)(const struct weft__comm_kernels *kernels);
+    void (*sync)(struct weft__comm_kernels *kernels);
+    uint64_t two_shot_bytes; /* AUTO: from this size of a rank's input on */
 };
 
-extern const struct weft__dev_comm weft__cpu_comm;
+extern const struct weft__dev_comm weft__cpu_comm, weft__cuda_comm;
 
 /* Records the failure unless there is one already, and poisons the session. */
 void weft__comm_fail(struct weft__comm_fault *fault, const struct weft__comm_fault *what);

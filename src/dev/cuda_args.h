@@ -24,17 +24,17 @@ enum {
     WEFT__CUDA_FLAG_AT = 64,  /* offset of the flags in a half slot */
 };
 
-/* What a failed wait leaves behind, in pinned host memory; state is stored last, with release. */
+/* What a failed wait leaves behind, in the rank's control block; state is stored last, with
+ * release. */
 struct weft__cuda_record {
-    uint32_t state;     /* 1: the rest is valid */
-    int32_t rank, peer; /* in the world: who noticed, who is to blame */
-    uint32_t kind;      /* enum weft__comm_fault_kind: TIMEOUT or MISMATCH */
-    uint32_t op, phase; /* enum weft__comm_op, enum weft__comm_phase */
-    uint32_t epoch;
-    uint32_t unused;
+    WEFT__ATOMIC(uint32_t) state; /* 1: the rest is valid */
+    uint8_t rank, peer;           /* in the world: who noticed, who is to blame */
+    uint16_t kind;                /* enum weft__comm_fault_kind: TIMEOUT, CLOSED or MISMATCH */
+    uint32_t op, phase;           /* enum weft__comm_op, enum weft__comm_phase */
+    uint32_t epoch, channel;
     uint64_t elapsed_ns;
 };
-WEFT__SIZE_IS(struct weft__cuda_record, 40);
+WEFT__SIZE_IS(struct weft__cuda_record, 32);
 
 /* The same in every call on one communicator and path. */
 struct weft__cuda_link {
@@ -45,13 +45,14 @@ struct weft__cuda_link {
     uint64_t done;      /* uint32_t: blocks that have finished */
     uint64_t claimed;   /* uint32_t: a thread of this rank writes the record */
     uint64_t budget_ns; /* uint64_t: how long a silent rank is waited for */
-    uint64_t record;    /* struct weft__cuda_record of this rank, pinned host memory */
-    uint64_t poison;    /* uint32_t of the world, pinned host memory: give up */
-    uint64_t beats;     /* uint32_t[world size], pinned host memory: signs of life */
-    int32_t sends, ranks, rank, world_rank;
-    uint8_t member[WEFT_COMM_RANKS_MAX]; /* rank in the world of each rank */
+    /* pinned host memory: */
+    uint64_t control[WEFT_COMM_RANKS_MAX]; /* struct weft__comm_rank, by rank */
+    uint64_t poison;                       /* uint32_t of the world: a kernel has failed */
+    uint64_t fault;                        /* struct weft__comm_fault of the session */
+    int32_t sends, ranks, rank, channel;
+    uint8_t world_rank[WEFT_COMM_RANKS_MAX];
 };
-WEFT__SIZE_IS(struct weft__cuda_link, 16 * 16 + 10 * 8 + 16 + 16);
+WEFT__SIZE_IS(struct weft__cuda_link, 16 * 16 + 7 * 8 + 16 * 8 + 16 + 16 + 16);
 
 /* weft_reduce, cut to the rows of one launch. The grid is clusters of `cluster` blocks. */
 struct weft__cuda_reduce_args {

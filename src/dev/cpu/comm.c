@@ -568,6 +568,14 @@ static weft_status open_kernels(const struct weft__comm_link *link, bool portabl
 
 static void close_kernels(struct weft__comm_kernels *k) { free(k); }
 
+static void *no_stream(const struct weft__comm_kernels *k)
+{
+    (void)k;
+    return NULL;
+}
+
+static void nothing_to_wait_for(struct weft__comm_kernels *k) { (void)k; }
+
 const struct weft__dev_comm weft__cpu_comm = {
     .name = "cpu",
     .segment_alloc = segment_alloc,
@@ -576,4 +584,7 @@ const struct weft__dev_comm weft__cpu_comm = {
     .close = close_kernels,
     .reduce = reduce,
     .move = move,
+    .stream = no_stream,
+    .sync = nothing_to_wait_for,
+    .two_shot_bytes = 64 * 1024,
 };

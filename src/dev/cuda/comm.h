@@ -1,0 +1,74 @@
+/* comm.h: a GPU rank's communicator: what open.c makes and launch.c uses. */
+#ifndef WEFT_SRC_DEV_CUDA_COMM_H
+#define WEFT_SRC_DEV_CUDA_COMM_H
+
+#include "dev/cuda_args.h"
+#include "driver.h"
+
+enum {
+    WEFT__CUDA_ROWS_MAX = 2048,           /* of one launch */
+    WEFT__CUDA_PACKED_BYTES = 512 * 1024, /* of a half slot: 256 KiB of data */
+    WEFT__CUDA_BLOCKS_MAX = 2048,         /* of one launch; each has a flag */
+};
+
+/* What a rank owns until the session ends, since peers use its memory. */
+struct weft__cuda_rank {
+    struct weft__cuda_device device;
+    CUstream stream;
+    void *registered; /* the segment's control block, pinned */
+    struct {
+        CUdeviceptr device;
+        void *host;
+    } memory[WEFT__COMM_CHANNELS];
+    int sharers;                                      /* ranks of the world on this device */
+    struct weft__comm_post last[WEFT__COMM_CHANNELS]; /* enqueued, for the text of a mismatch */
+};
+
+enum weft__cuda_wire { WEFT__CUDA_WIRE_AUTO, WEFT__CUDA_PACKED, WEFT__CUDA_PLAIN };
+
+/* Choices that are made for every operation; zeros leave them to the library. The same on all
+ * ranks. For tests and benchmarks. */
+struct weft__cuda_tuning {
+    weft_path path;
+    enum weft__cuda_wire wire;
+    int cluster;  /* blocks that share a row */
+    int clusters; /* at work at once */
+    bool serial;  /* kernels start when the one before has ended */
+    bool late;    /* weft__cuda_reduce_args.late_release */
+};
+
+enum { WEFT__CUDA_DTYPES = 3, WEFT__CUDA_INSTANCES = WEFT__CUDA_DTYPES * 4 };
+
+/* How many clusters of a shape fit on the device, for one rank. */
+struct weft__cuda_fit {
+    int instance, cluster, threads, shared_bytes, clusters;
+};
+
+struct weft__comm_kernels {
+    struct weft__comm_link link;
+    struct weft__cuda_rank *rank;
+    struct weft__cuda_link paths[WEFT_PATH_HOST + 1]; /* by weft_path; AUTO: the best */
+    uint32_t usable;                                  /* mask of paths */
+    uint64_t packed_bytes, plain_bytes;               /* of a half slot */
+    CUfunction reduce[WEFT__CUDA_INSTANCES], move;
+    struct weft__cuda_fit fits[64];
+    int fit_count;
+    struct weft__cuda_tuning tuning;
+};
+
+/* Makes a failed CUDA call the session's failure. */
+void weft__cuda_give_up(const struct weft__comm_kernels *k, const weft_error *why);
+
+/* The device part of all_gather, broadcast and barrier; also what open checks paths with. */
+void weft__cuda_move(struct weft__comm_kernels *k, const struct weft__comm_move_args *args);
+void weft__cuda_reduce(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args);
+
+/* Waits for what was enqueued; failures go to link->fault. */
+void weft__cuda_sync(struct weft__comm_kernels *k);
+
+/* Whether a kernel of every instance fits beside those of all ranks on the device. */
+weft_status weft__cuda_check_fit(struct weft__comm_kernels *k, weft_error *err);
+
+void weft__cuda_tune(struct weft__comm_kernels *k, const struct weft__cuda_tuning *tuning);
+
+#endif

@@ -1,0 +1,382 @@
+/* launch.c: enqueues the collective kernels: shape of the grid, arguments, failures. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/numerics.h"
+#include "comm.h"
+
+/* ---- failures ---- */
+
+void weft__cuda_give_up(const struct weft__comm_kernels *k, const weft_error *why)
+{
+    int rank = k->link.world_rank[k->link.rank];
+    struct weft__comm_fault what = {.kind = WEFT__FAULT_ABORT, .rank = rank, .peer = rank};
+    (void)snprintf(what.reason, sizeof what.reason, "%.159s", why->text);
+    weft__comm_fail(k->link.fault, &what);
+}
+
+/* Takes a kernel's record over into the session's fault. True when the session has failed. */
+static bool failed(const struct weft__comm_kernels *k)
+{
+    struct weft__comm_fault *fault = k->link.fault;
+    /* Acquire: pairs with the kernel's release of the poison, which follows its record. */
+    if (atomic_load_explicit(&k->link.world[0]->poison, memory_order_acquire) == 0)
+        return atomic_load_explicit(&fault->state, memory_order_acquire) != WEFT__COMM_HEALTHY;
+    for (int r = 0; r < k->link.world_size; r++) {
+        const struct weft__cuda_record *record = (const void *)k->link.world[r]->record;
+        if (atomic_load_explicit(&record->state, memory_order_acquire) != 1) continue;
+        struct weft__comm_fault what = {.kind = record->kind,
+                                        .rank = record->rank,
+                                        .peer = record->peer,
+                                        .op = record->op,
+                                        .phase = record->phase,
+                                        .epoch = record->epoch,
+                                        .elapsed_ns = record->elapsed_ns};
+        if (record->kind == WEFT__FAULT_MISMATCH) {
+            const struct weft__cuda_rank *mine = k->link.world[record->rank]->device;
+            const struct weft__cuda_rank *theirs = k->link.world[record->peer]->device;
+            what.mine = mine->last[record->channel];
+            what.theirs = theirs->last[record->channel];
+        }
+        weft__comm_fail(fault, &what);
+        return true;
+    }
+    return true;
+}
+
+void weft__cuda_sync(struct weft__comm_kernels *k)
+{
+    const struct weft__cuda_driver *driver = &k->rank->device.driver;
+    CUcontext popped;
+    (void)driver->context_push(k->rank->device.context);
+    CUresult result = driver->stream_sync(k->rank->stream);
+    (void)driver->context_pop(&popped);
+    if (failed(k) || result == CUDA_SUCCESS) return;
+    weft_error why;
+    (void)weft__cuda_fail(driver, result, "waiting for the rank's stream", &why);
+    weft__cuda_give_up(k, &why);
+}
+
+/* ---- shape of a launch ---- */
+
+enum { ONE_PACKED, ONE_PLAIN, MANY_PACKED, MANY_PLAIN }; /* order of WEFT__CUDA_REDUCES */
+
+static int dtype_index(weft_dtype dtype)
+{
+    return dtype == WEFT_BF16 ? 0 : dtype == WEFT_F16 ? 1 : 2;
+}
+
+struct shape {
+    int instance, cluster, threads, shared_bytes, clusters;
+};
+
+static CUlaunchAttribute cluster_attribute(int cluster)
+{
+    return (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                               .value.cluster = {(unsigned)cluster, 1, 1}};
+}
+
+/* How many clusters of this shape a rank may keep waiting: twice (a chained kernel waits beside its
+ * predecessor) those of all ranks on the device fit at once. */
+static CUresult measure_fit(const struct weft__comm_kernels *k, const struct shape *shape, int *out)
+{
+    const struct weft__cuda_device *device = &k->rank->device;
+    CUfunction function = k->reduce[shape->instance];
+    int fit;
+    CUresult result;
+    if (shape->cluster == 1) {
+        result = device->driver.occupancy_blocks(&fit, function, shape->threads,
+                                                 (size_t)shape->shared_bytes);
+        fit *= device->processors;
+    } else {
+        CUlaunchAttribute attribute = cluster_attribute(shape->cluster);
+        CUlaunchConfig config = {.grid_x = (unsigned)shape->cluster,
+                                 .grid_y = 1,
+                                 .grid_z = 1,
+                                 .block_x = (unsigned)shape->threads,
+                                 .block_y = 1,
+                                 .block_z = 1,
+                                 .shared_bytes = (unsigned)shape->shared_bytes,
+                                 .attributes = &attribute,
+                                 .attribute_count = 1};
+        result = device->driver.occupancy_clusters(&fit, function, &config);
+    }
+    *out = result == CUDA_SUCCESS ? fit / (2 * k->rank->sharers) : 0;
+    return result;
+}
+
+static int fit_of(struct weft__comm_kernels *k, const struct shape *shape)
+{
+    for (int i = 0; i < k->fit_count; i++) {
+        const struct weft__cuda_fit *fit = &k->fits[i];
+        if (fit->instance == shape->instance && fit->cluster == shape->cluster &&
+            fit->threads == shape->threads && fit->shared_bytes == shape->shared_bytes)
+            return fit->clusters;
+    }
+    int clusters;
+    (void)measure_fit(k, shape, &clusters); /* what cannot be asked does not fit */
+    size_t at = (size_t)k->fit_count % WEFT__COUNT(k->fits);
+    if (k->fit_count < (int)WEFT__COUNT(k->fits)) k->fit_count++;
+    k->fits[at] = (struct weft__cuda_fit){shape->instance, shape->cluster, shape->threads,
+                                          shape->shared_bytes, clusters};
+    return clusters;
+}
+
+/* A row over `cluster` blocks. */
+static struct shape shape_of(weft_dtype dtype, int64_t hidden, bool packed, int cluster)
+{
+    int groups = (int)weft__ceil_div(hidden, WEFT__CUDA_GROUP),
+        chunk_bytes = dtype == WEFT_F32 ? 32 : 16;
+    int each = (int)weft__ceil_div(groups, cluster * (WEFT__CUDA_THREADS / 32)); /* of a warp */
+    int warps = (int)weft__ceil_div(groups, cluster * each);
+    bool one = each == 1;
+    return (struct shape){.instance = 4 * dtype_index(dtype) + (one ? 0 : 2) + (packed ? 0 : 1),
+                          .cluster = cluster,
+                          .threads = 32 * warps,
+                          .shared_bytes = one ? 0 : each * warps * 32 * chunk_bytes};
+}
+
+/* Few rows: as many blocks a row as can share it, for latency. Many: as few as keep all busy. */
+static bool choose_shape(struct weft__comm_kernels *k, weft_dtype dtype, int64_t tokens,
+                         int64_t hidden, bool packed, struct shape *out)
+{
+    const struct weft__cuda_tuning *tuning = &k->tuning;
+    int64_t groups = weft__ceil_div(hidden, WEFT__CUDA_GROUP);
+    int most = weft__cuda_has_clusters(&k->rank->device) ? WEFT__CUDA_CLUSTER_MAX : 1;
+    if (tuning->cluster > 0) most = tuning->cluster;
+    for (int cluster = most; cluster >= 1; cluster /= 2) {
+        if (cluster > groups && tuning->cluster == 0) continue;
+        struct shape shape = shape_of(dtype, hidden, packed, cluster);
+        if (shape.shared_bytes > k->rank->device.shared_max - (int)sizeof(float) * 1024) continue;
+        shape.clusters = fit_of(k, &shape);
+        if (tuning->clusters > 0) {
+            if (tuning->clusters > shape.clusters) return false;
+            shape.clusters = tuning->clusters;
+        }
+        bool enough = shape.clusters >= tokens || cluster == 1 || tuning->cluster > 0;
+        if (shape.clusters < 1 || !enough) continue;
+        shape.clusters = (int)weft__max(1, weft__min(shape.clusters, tokens));
+        shape.clusters = (int)weft__min(shape.clusters, WEFT__CUDA_BLOCKS_MAX / cluster);
+        *out = shape;
+        return true;
+    }
+    return false;
+}
+
+weft_status weft__cuda_check_fit(struct weft__comm_kernels *k, weft_error *err)
+{
+    for (int i = 0; i < WEFT__CUDA_INSTANCES; i++) {
+        struct shape shape = {.instance = i, .cluster = 1, .threads = WEFT__CUDA_THREADS};
+        int clusters;
+        CUresult result = measure_fit(k, &shape, &clusters);
+        if (result != CUDA_SUCCESS)
+            return weft__cuda_fail(&k->rank->device.driver, result, "asking what fits", err);
+        if (clusters < 1)
+            return weft__fail(err, WEFT_UNSUPPORTED,
+                              "CUDA device %d: the waiting blocks of %d ranks do not fit on its %d "
+                              "processors: put fewer ranks on it",
+                              k->rank->device.ordinal, k->rank->sharers,
+                              k->rank->device.processors);
+    }
+    return WEFT_OK;
+}
+
+/* ---- launching ---- */
+
+/* args begins with a struct weft__cuda_link. */
+static void launch(struct weft__comm_kernels *k, CUfunction function, void *args,
+                   const struct shape *shape)
+{
+    const struct weft__cuda_driver *driver = &k->rank->device.driver;
+    CUlaunchAttribute attributes[2];
+    unsigned count = 0;
+    if (shape->cluster > 1) attributes[count++] = cluster_attribute(shape->cluster);
+    if (!k->tuning.serial && k->rank->device.arch >= 900)
+        attributes[count++] = (CUlaunchAttribute){
+            .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value.flag = 1};
+    CUlaunchConfig config = {.grid_x = (unsigned)(shape->clusters * shape->cluster),
+                             .grid_y = 1,
+                             .grid_z = 1,
+                             .block_x = (unsigned)shape->threads,
+                             .block_y = 1,
+                             .block_z = 1,
+                             .shared_bytes = (unsigned)shape->shared_bytes,
+                             .stream = k->rank->stream,
+                             .attributes = attributes,
+                             .attribute_count = count};
+    void *params[] = {args};
+    CUcontext popped;
+    (void)driver->context_push(k->rank->device.context);
+    CUresult result = driver->launch(&config, function, params, NULL);
+    (void)driver->context_pop(&popped);
+    if (result == CUDA_SUCCESS) return;
+    weft_error why;
+    (void)weft__cuda_fail(driver, result, "launching a collective", &why);
+    weft__cuda_give_up(k, &why);
+}
+
+static void refuse(struct weft__comm_kernels *k, const char *why)
+{
+    weft_error err;
+    (void)weft__fail(&err, WEFT_INVALID, "%s", why);
+    weft__cuda_give_up(k, &err);
+}
+
+/* What all ranks must agree on, for kernels to compare; the host keeps the post for the text. */
+static uint32_t sign(struct weft__comm_kernels *k, const struct weft__comm_post *post,
+                     const void *plan, size_t plan_bytes)
+{
+    k->rank->last[k->link.channel] = *post;
+    struct {
+        uint32_t op, dtype;
+        int64_t shape[2];
+        uint64_t detail, plan, two_shot;
+    } all = {post->op,
+             post->dtype,
+             {post->shape[0], post->shape[1]},
+             post->detail,
+             weft__hash(plan, plan_bytes, 0),
+             post->two_shot};
+    return (uint32_t)weft__hash(&all, sizeof all, 0);
+}
+
+/* ---- reductions ---- */
+
+static uint64_t address(const void *base, int64_t rows, int64_t row_bytes)
+{
+    return base == NULL ? 0 : (uint64_t)(uintptr_t)base + (uint64_t)(rows * row_bytes);
+}
+
+static bool aligned(const weft_reduce *op)
+{
+    const void *all[] = {op->x,        op->moe.expert_out, op->moe.shared,
+                         op->residual, op->residual_out,   op->norm_weight,
+                         op->y,        op->quant.codes};
+    uintptr_t bits = (uintptr_t)op->quant.scales & 3;
+    for (size_t i = 0; i < WEFT__COUNT(all); i++) bits |= (uintptr_t)all[i] & 15;
+    return bits == 0;
+}
+
+/* Rows first .. first + rows of the operation; the outputs are those of out_first on. */
+static void fill_rows(struct weft__cuda_reduce_args *a, const struct weft__comm_reduce_args *args,
+                      int64_t first, int64_t rows)
+{
+    const weft_reduce *op = &args->op;
+    int64_t row_bytes = op->hidden * (op->dtype == WEFT_F32 ? 4 : 2);
+    int64_t from = weft__max(first, args->out_first);
+    int64_t to = weft__min(first + rows, args->out_first + args->out_rows);
+    int64_t out = from - args->out_first; /* row of the outputs */
+    if (to < from) to = from;
+    a->x = address(op->x, first, row_bytes);
+    a->expert_out = address(op->moe.expert_out, 0, 0);
+    a->slots = address(op->moe.slots, first * op->moe.top_k, 4);
+    a->gates = address(op->moe.gates, first * op->moe.top_k, 4);
+    a->shared = address(op->moe.shared, first, row_bytes);
+    a->residual = address(op->residual, out, row_bytes);
+    a->residual_out = address(op->residual_out, out, row_bytes);
+    a->norm_weight = address(op->norm_weight, 0, 0);
+    a->y = address(op->y, out, row_bytes);
+    bool nvfp4 = op->quant.kind == WEFT_QUANT_NVFP4 || op->quant.kind == WEFT_QUANT_NVFP4_SWIZZLED;
+    a->codes = address(op->quant.codes, out, nvfp4 ? op->hidden / 2 : op->hidden);
+    int64_t scale_bytes = op->quant.kind == WEFT_QUANT_FP8_TOKEN ? 4
+                          : op->quant.kind == WEFT_QUANT_NVFP4   ? op->hidden / 16
+                                                                 : 0;
+    a->scales = address(op->quant.scales, out, scale_bytes);
+    a->tokens = rows;
+    a->out_first = from - first;
+    a->out_rows = to - from;
+    a->scale_row = out;
+    bool last = to == args->out_first + args->out_rows;
+    if (op->quant.kind == WEFT_QUANT_NVFP4_SWIZZLED && to > from)
+        a->pad_rows = (last ? weft__ceil_div(args->out_rows, 128) * 128 : out + to - from) - out;
+}
+
+/* A piece that one launch can do. */
+static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args,
+                         int64_t first, int64_t rows)
+{
+    const weft_reduce *op = &args->op;
+    const struct weft__cuda_tuning *tuning = &k->tuning;
+    int64_t groups = weft__ceil_div(op->hidden, WEFT__CUDA_GROUP);
+    uint64_t packed_bytes =
+        (uint64_t)(rows * groups * WEFT__CUDA_GROUP) * (op->dtype == WEFT_F32 ? 8 : 4);
+    bool fits = packed_bytes <= k->packed_bytes;
+    bool packed = tuning->wire == WEFT__CUDA_WIRE_AUTO ? fits : tuning->wire == WEFT__CUDA_PACKED;
+    if (packed && !fits) return refuse(k, "CUDA: the message is too long for the packed form");
+    struct shape shape;
+    if (!choose_shape(k, op->dtype, rows, op->hidden, packed, &shape))
+        return refuse(k, "CUDA: the blocks of this operation do not fit on the device beside the "
+                         "other ranks': fewer ranks or a shorter row");
+    struct weft__cuda_reduce_args a = {
+        .link = k->paths[tuning->path],
+        .top_k = op->moe.top_k,
+        .expert_rows = op->moe.expert_rows,
+        .hidden = op->hidden,
+        .norm_eps = op->norm_eps,
+        .quant = (uint32_t)op->quant.kind,
+        .norm = op->norm,
+        .op = args->post.op,
+        .two_shot = args->post.two_shot,
+        .cluster = shape.cluster,
+        .late_release = tuning->late,
+    };
+    fill_rows(&a, args, first, rows);
+    bool nvfp4 = op->quant.kind == WEFT_QUANT_NVFP4 || op->quant.kind == WEFT_QUANT_NVFP4_SWIZZLED;
+    a.quant_scale = nvfp4 ? 1.0f / op->quant.scale : op->quant.scale;
+    a.own_rows = weft_comm_share(rows, k->link.size, k->link.rank, &a.own_first);
+    /* The grid need not agree, but blocks of a cluster meet their like. */
+    int32_t plan[] = {(int32_t)tuning->path, packed, shape.cluster, shape.threads, (int32_t)first};
+    a.signature = sign(k, &args->post, plan, sizeof plan);
+    launch(k, k->reduce[shape.instance], &a, &shape);
+}
+
+void weft__cuda_reduce(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args)
+{
+    if (failed(k)) return;
+    if (!aligned(&args->op))
+        return refuse(k, "CUDA: x, residual, y, codes and the like must be aligned to 16 bytes, "
+                         "scales to 4");
+    int64_t end = args->first + args->rows, first = args->first;
+    do {
+        int64_t rows = weft__min(WEFT__CUDA_ROWS_MAX, end - first);
+        reduce_piece(k, args, first, rows);
+        first += rows;
+    } while (first < end);
+}
+
+/* ---- bytes ---- */
+
+void weft__cuda_move(struct weft__comm_kernels *k, const struct weft__comm_move_args *args)
+{
+    enum { BLOCK_BYTES = 8 * 1024, BLOCKS = 32 };
+    if (failed(k)) return;
+    struct weft__cuda_move_args a = {.link = k->paths[k->tuning.path],
+                                     .in = (uint64_t)(uintptr_t)args->in,
+                                     .out = (uint64_t)(uintptr_t)args->out,
+                                     .first = args->first,
+                                     .bytes = args->bytes,
+                                     .rows = args->rows,
+                                     .out_row_bytes = args->out_row_bytes,
+                                     .root = args->root,
+                                     .op = args->post.op};
+    uint64_t column = 0, bits = a.in | a.out | a.first | a.bytes | a.out_row_bytes;
+    for (int m = 0; m < k->link.size; m++) {
+        a.row_bytes[m] = args->row_bytes[m];
+        a.column[m] = column;
+        column += a.row_bytes[m];
+        bits |= a.row_bytes[m];
+    }
+    if (args->post.op == WEFT__BROADCAST) { /* one row, of the root */
+        a.rows = 1;
+        a.row_bytes[args->root] = args->first + args->bytes;
+        a.column[args->root] = 0;
+        bits |= a.row_bytes[args->root];
+    }
+    a.wide = bits % 16 == 0;
+    int32_t plan[] = {(int32_t)k->tuning.path, (int32_t)(args->first >> 10), (int32_t)args->bytes};
+    a.signature = sign(k, &args->post, plan, sizeof plan);
+    int blocks =
+        (int)weft__max(1, weft__min(BLOCKS, weft__ceil_div((int64_t)args->bytes, BLOCK_BYTES)));
+    struct shape shape = {.cluster = 1, .threads = WEFT__CUDA_THREADS, .clusters = blocks};
+    launch(k, k->move, &a, &shape);
+}

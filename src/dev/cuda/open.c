@@ -1,0 +1,425 @@
+/* open.c: opens and closes a GPU rank's communicator.
+ *
+ * A rank publishes its addresses in an offer in its staging in host memory, where the other ranks,
+ * threads of the same process, read them. Then each path is tried with known data, and
+ * all use the paths that work for all. Nobody launches anything before all are through with what
+ * can synchronise a device: memory, contexts, loading. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "comm.h"
+
+enum offer_state { NOTHING, PUBLISHED, CONNECTED, CHECKED, FAILED };
+
+struct offer {
+    _Atomic uint32_t state; /* enum offer_state; release after the rest */
+    int32_t ordinal;
+    CUdevice device;
+    uint32_t usable; /* mask of paths, valid from CHECKED on */
+    CUcontext context;
+    uint64_t device_base, host_base;
+};
+
+static struct offer *offer_of(const struct weft__comm_link *link, int member)
+{
+    /* Where no host message is ever staged: sums are made on the device. */
+    return (struct offer *)(void *)(link->segment[member] + link->staging[member] +
+                                    3 * link->message_bytes);
+}
+
+static void announce(const struct weft__comm_link *link, enum offer_state state)
+{
+    struct offer *mine = offer_of(link, link->rank);
+    atomic_store_explicit(&mine->state, state, memory_order_release);
+    weft__wake_all(&mine->state);
+}
+
+/* Until every member has come as far as `state`. */
+static weft_status await_all(const struct weft__comm_link *link, enum offer_state state,
+                             weft_error *err)
+{
+    uint64_t deadline = weft__now_ns() + link->timeout_ns;
+    for (int member = 0; member < link->size; member++) {
+        struct offer *offer = offer_of(link, member);
+        uint32_t seen = atomic_load_explicit(&offer->state, memory_order_acquire);
+        while (seen < state && weft__now_ns() < deadline)
+            seen = weft__wait_change(&offer->state, seen, deadline);
+        if (seen == FAILED)
+            return weft__fail(err, WEFT_PEER, "rank %d could not open its GPU communicator",
+                              link->world_rank[member]);
+        if (seen < state)
+            return weft__fail(err, WEFT_TIMEOUT,
+                              "rank %d: opening the GPU communicator: rank %d is not ready after "
+                              "%llu ms",
+                              link->world_rank[link->rank], link->world_rank[member],
+                              (unsigned long long)(link->timeout_ns / 1000000));
+    }
+    return WEFT_OK;
+}
+
+/* ---- what a rank owns ---- */
+
+static struct weft__comm_rank *control_of(const struct weft__comm_link *link)
+{
+    return link->world[link->world_rank[link->rank]];
+}
+
+static weft_status rank_open(const struct weft__comm_link *link, weft_error *err)
+{
+    struct weft__cuda_rank *rank = calloc(1, sizeof *rank);
+    if (rank == NULL) return weft__fail_oom(err, sizeof *rank, "a GPU rank");
+    weft_status status = weft__cuda_open(link->device, &rank->device, err);
+    if (status != WEFT_OK) {
+        free(rank);
+        return status;
+    }
+    control_of(link)->device = rank; /* from here on segment_free cleans up */
+    const struct weft__cuda_driver *driver = &rank->device.driver;
+    CUcontext popped;
+    (void)driver->context_push(rank->device.context);
+    CUresult result = driver->stream_create(&rank->stream, CU_STREAM_NON_BLOCKING);
+    if (result == CUDA_SUCCESS) {
+        void *control = control_of(link);
+        size_t bytes = link->staging[link->rank]; /* control block and fault come before */
+        result = driver->host_register(control, bytes,
+                                       CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+        if (result == CUDA_SUCCESS) rank->registered = control;
+    }
+    (void)driver->context_pop(&popped);
+    if (result == CUDA_SUCCESS) return WEFT_OK;
+    return weft__cuda_fail(driver, result, "making a stream, pinning memory", err);
+}
+
+static void rank_close(struct weft__cuda_rank *rank)
+{
+    const struct weft__cuda_driver *driver = &rank->device.driver;
+    CUcontext popped;
+    (void)driver->context_push(rank->device.context);
+    if (rank->stream != NULL) (void)driver->stream_destroy(rank->stream);
+    for (size_t c = 0; c < WEFT__COUNT(rank->memory); c++) {
+        if (rank->memory[c].device != 0) (void)driver->mem_free(rank->memory[c].device);
+        if (rank->memory[c].host != NULL) (void)driver->host_free(rank->memory[c].host);
+    }
+    if (rank->registered != NULL) (void)driver->host_unregister(rank->registered);
+    (void)driver->context_pop(&popped);
+    weft__cuda_close(&rank->device);
+    free(rank);
+}
+
+static void segment_free(uint8_t *segment, size_t bytes)
+{
+    struct weft__comm_rank *control = (void *)segment;
+    if (control->device != NULL) rank_close(control->device);
+    weft__cpu_comm.segment_free(segment, bytes);
+}
+
+static weft_status segment_alloc(size_t bytes, uint8_t **out, weft_error *err)
+{
+    return weft__cpu_comm.segment_alloc(bytes, out, err);
+}
+
+/* ---- slots ---- */
+
+/* Device memory of one rank: a slot for each source, then the words of the communicator. */
+enum { EPOCH_AT = 0, DONE_AT = 128, CLAIMED_AT = 256, BUDGET_AT = 384, WORDS_BYTES = 512 };
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+static void lay_out(struct weft__comm_kernels *k, struct weft__cuda_link *link)
+{
+    uint64_t flags = 4 * 2 * WEFT__CUDA_ROWS_MAX * WEFT__CUDA_CLUSTER_MAX;
+    k->packed_bytes = WEFT__CUDA_PACKED_BYTES;
+    k->plain_bytes = round_up(k->link.message_bytes, 4096);
+    link->packed_at = round_up(WEFT__CUDA_FLAG_AT + flags, 4096);
+    link->plain_at = link->packed_at + k->packed_bytes;
+    link->half_bytes = link->plain_at + k->plain_bytes;
+}
+
+static weft_status allocate(struct weft__comm_kernels *k, const struct weft__cuda_link *layout,
+                            weft_error *err)
+{
+    const struct weft__comm_link *link = &k->link;
+    struct weft__cuda_rank *rank = k->rank;
+    const struct weft__cuda_driver *driver = &rank->device.driver;
+    uint64_t slot = 2 * layout->half_bytes, words = (uint64_t)link->size * slot;
+    uint64_t budget = link->timeout_ns;
+    CUdeviceptr *memory = &rank->memory[link->channel].device;
+    void **host = &rank->memory[link->channel].host;
+    WEFT__CUDA_TRY(driver, mem_alloc(memory, words + WORDS_BYTES), "allocating exchange buffers",
+                   err);
+    WEFT__CUDA_TRY(driver,
+                   host_alloc(host, slot, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+                   "allocating pinned host memory", err);
+    memset(*host, 0, slot);
+    WEFT__CUDA_TRY(driver, set_u8(*memory, 0, words + WORDS_BYTES), "clearing memory", err);
+    WEFT__CUDA_TRY(driver, to_device(*memory + words + EPOCH_AT, &link->first_epoch, 4),
+                   "storing the epoch", err);
+    WEFT__CUDA_TRY(driver, to_device(*memory + words + BUDGET_AT, &budget, 8), "storing the budget",
+                   err);
+    WEFT__CUDA_TRY(driver, context_sync(), "preparing memory", err);
+    struct offer *mine = offer_of(link, link->rank);
+    mine->ordinal = rank->device.ordinal;
+    mine->device = rank->device.device;
+    mine->context = rank->device.context;
+    mine->device_base = *memory;
+    mine->host_base = (uint64_t)(uintptr_t)*host;
+    return WEFT_OK;
+}
+
+/* Peer access to every other device of the group. */
+static bool connect_peers(const struct weft__comm_kernels *k)
+{
+    const struct weft__cuda_device *device = &k->rank->device;
+    bool all = true;
+    for (int member = 0; member < k->link.size; member++) {
+        const struct offer *peer = offer_of(&k->link, member);
+        if (peer->ordinal == device->ordinal) continue;
+        int can = 0;
+        CUresult result = device->driver.device_can_access_peer(&can, device->device, peer->device);
+        if (result == CUDA_SUCCESS && can) {
+            result = device->driver.peer_enable(peer->context, 0);
+            if (result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) result = CUDA_SUCCESS;
+        }
+        all = all && can && result == CUDA_SUCCESS;
+    }
+    return all;
+}
+
+/* The address under which this device reaches pinned host memory. */
+static weft_status map_host(const struct weft__comm_kernels *k, const void *memory, uint64_t *out,
+                            weft_error *err)
+{
+    void *writable;
+    memcpy(&writable, &memory, sizeof memory);
+    WEFT__CUDA_TRY(&k->rank->device.driver, host_address(out, writable, 0), "mapping host memory",
+                   err);
+    return WEFT_OK;
+}
+
+static weft_status fill_paths(struct weft__comm_kernels *k, struct weft__cuda_link *common,
+                              weft_error *err)
+{
+    const struct weft__comm_link *link = &k->link;
+    uint64_t slot = 2 * common->half_bytes, host[WEFT_COMM_RANKS_MAX], base[WEFT_COMM_RANKS_MAX];
+    uint64_t me = (uint64_t)link->rank;
+    for (int m = 0; m < link->size; m++) {
+        base[m] = offer_of(link, m)->device_base;
+        WEFT__TRY(
+            map_host(k, (const void *)(uintptr_t)offer_of(link, m)->host_base, &host[m], err));
+        WEFT__TRY(map_host(k, link->world[link->world_rank[m]], &common->control[m], err));
+        common->world_rank[m] = (uint8_t)link->world_rank[m];
+    }
+    WEFT__TRY(map_host(k, link->fault, &common->fault, err));
+    WEFT__TRY(map_host(k, (const void *)&link->world[0]->poison, &common->poison, err));
+    uint64_t words = base[me] + (uint64_t)link->size * slot;
+    common->epoch = words + EPOCH_AT;
+    common->done = words + DONE_AT;
+    common->claimed = words + CLAIMED_AT;
+    common->budget_ns = words + BUDGET_AT;
+    common->ranks = link->size;
+    common->rank = link->rank;
+    common->channel = link->channel;
+    struct weft__cuda_link *push = &k->paths[WEFT_PATH_PUSH], *pull = &k->paths[WEFT_PATH_PULL],
+                           *staged = &k->paths[WEFT_PATH_HOST];
+    *push = *pull = *staged = *common;
+    for (uint64_t m = 0; m < (uint64_t)link->size; m++) {
+        push->send[m] = base[m] + me * slot;
+        push->recv[m] = base[me] + m * slot;
+        pull->recv[m] = base[m] + m * slot;
+        staged->recv[m] = m == me ? base[me] + me * slot : host[m];
+    }
+    push->sends = link->size;
+    pull->sends = 1;
+    pull->send[0] = base[me] + me * slot;
+    staged->sends = 2;
+    staged->send[0] = host[me];
+    staged->send[1] = base[me] + me * slot;
+    return WEFT_OK;
+}
+
+/* ---- trying the paths ---- */
+
+/* Gathers known data over one path and looks at what arrived. */
+static weft_status check_path(struct weft__comm_kernels *k, weft_path path, CUdeviceptr scratch,
+                              bool *works, weft_error *err)
+{
+    enum { BYTES = 4096 };
+    const struct weft__cuda_driver *driver = &k->rank->device.driver;
+    uint8_t mine[BYTES], seen[BYTES];
+    for (size_t i = 0; i < BYTES; i++)
+        mine[i] = (uint8_t)(i * 31 + (size_t)k->link.rank * 7 + path);
+    WEFT__CUDA_TRY(driver, to_device(scratch, mine, BYTES), "storing a pattern", err);
+    struct weft__comm_move_args args = {
+        .post = {.op = WEFT__ALL_GATHER, .shape = {1, BYTES * k->link.size}},
+        .bytes = BYTES,
+        .rows = 1,
+        .out_row_bytes = (uint64_t)BYTES * (uint64_t)k->link.size,
+        .in = (const uint8_t *)(uintptr_t)scratch,
+        .out = (uint8_t *)(uintptr_t)(scratch + BYTES)};
+    for (int m = 0; m < k->link.size; m++) args.row_bytes[m] = BYTES;
+    k->tuning.path = path;
+    weft__cuda_move(k, &args);
+    weft__cuda_sync(k);
+    if (atomic_load_explicit(&k->link.fault->state, memory_order_acquire) != WEFT__COMM_HEALTHY)
+        return weft__fail(err, WEFT_TIMEOUT,
+                          "rank %d: a first exchange between the GPU ranks did not end: their "
+                          "kernels do not run at the same time; ranks that share a device need "
+                          "CUDA_DEVICE_MAX_CONNECTIONS=32 and nothing else at work there",
+                          k->link.world_rank[k->link.rank]);
+    *works = true;
+    for (int m = 0; m < k->link.size; m++) {
+        WEFT__CUDA_TRY(driver, to_host(seen, scratch + (CUdeviceptr)(m + 1) * BYTES, BYTES),
+                       "reading a pattern", err);
+        for (size_t i = 0; i < BYTES; i++)
+            *works = *works && seen[i] == (uint8_t)(i * 31 + (size_t)m * 7 + path);
+    }
+    return WEFT_OK;
+}
+
+static const char *path_name(weft_path path)
+{
+    static const char *const names[] = {"auto", "push", "pull", "host"};
+    return names[path];
+}
+
+/* The paths that work for every member; the best, or the one asked for, becomes AUTO. */
+static weft_status choose_path(struct weft__comm_kernels *k, uint32_t mine, weft_error *err)
+{
+    offer_of(&k->link, k->link.rank)->usable = mine;
+    announce(&k->link, CHECKED);
+    WEFT__TRY(await_all(&k->link, CHECKED, err));
+    k->usable = mine;
+    int without = k->link.rank;
+    weft_path wanted = k->link.path;
+    for (int m = 0; m < k->link.size; m++) {
+        k->usable &= offer_of(&k->link, m)->usable;
+        if ((offer_of(&k->link, m)->usable >> wanted & 1) == 0) without = m;
+    }
+    k->tuning.path = WEFT_PATH_AUTO;
+    for (weft_path path = WEFT_PATH_PUSH; path <= WEFT_PATH_HOST; path++) {
+        if ((k->usable >> path & 1) == 0 || (wanted != WEFT_PATH_AUTO && wanted != path)) continue;
+        k->paths[WEFT_PATH_AUTO] = k->paths[path];
+        return WEFT_OK;
+    }
+    return weft__fail(err, WEFT_UNSUPPORTED,
+                      "the path \"%s\" was asked for, but does not work for rank %d on CUDA device "
+                      "%d: no peer access, or known data did not arrive; use \"host\" or \"auto\"",
+                      path_name(wanted), k->link.world_rank[without],
+                      offer_of(&k->link, without)->ordinal);
+}
+
+static weft_status try_paths(struct weft__comm_kernels *k, bool peers, weft_error *err)
+{
+    const struct weft__cuda_driver *driver = &k->rank->device.driver;
+    CUdeviceptr scratch;
+    WEFT__CUDA_TRY(driver, mem_alloc(&scratch, 4096 * (WEFT_COMM_RANKS_MAX + 1)),
+                   "allocating for a first exchange", err);
+    /* With a peer missing, none may launch over it: all look at all. */
+    offer_of(&k->link, k->link.rank)->usable = peers;
+    announce(&k->link, CONNECTED);
+    weft_status status = await_all(&k->link, CONNECTED, err);
+    for (int m = 0; m < k->link.size; m++) peers = peers && offer_of(&k->link, m)->usable != 0;
+    uint32_t mask = 0;
+    for (weft_path path = WEFT_PATH_PUSH; path <= WEFT_PATH_HOST && status == WEFT_OK; path++) {
+        bool works = false;
+        if (path == WEFT_PATH_HOST || peers) status = check_path(k, path, scratch, &works, err);
+        mask |= (uint32_t)works << path;
+    }
+    (void)driver->mem_free(scratch); /* before others may launch: it waits for the device */
+    return status == WEFT_OK ? choose_path(k, mask, err) : status;
+}
+
+/* ---- open and close ---- */
+
+static weft_status find_kernels(struct weft__comm_kernels *k, weft_error *err)
+{
+    static const char *const names[] = {
+#define X(type, dtype, hold, wire) "weft__reduce_" #type "_" #hold "_" #wire,
+        WEFT__CUDA_REDUCES(X)
+#undef X
+    };
+    const struct weft__cuda_device *device = &k->rank->device;
+    for (size_t i = 0; i < WEFT__COUNT(names); i++) {
+        WEFT__TRY(weft__cuda_kernel(device, names[i], &k->reduce[i], err));
+        WEFT__CUDA_TRY(&device->driver,
+                       function_set(k->reduce[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                    device->shared_max - 4096),
+                       "allowing shared memory", err);
+    }
+    return weft__cuda_kernel(device, "weft__move", &k->move, err);
+}
+
+static weft_status start(struct weft__comm_kernels *k, weft_error *err)
+{
+    struct weft__cuda_link common = {0};
+    WEFT__TRY(find_kernels(k, err));
+    lay_out(k, &common);
+    WEFT__TRY(allocate(k, &common, err));
+    announce(&k->link, PUBLISHED);
+    WEFT__TRY(await_all(&k->link, PUBLISHED, err));
+    if (k->link.channel == 0) {
+        k->rank->sharers = 0;
+        for (int m = 0; m < k->link.size; m++)
+            k->rank->sharers += offer_of(&k->link, m)->ordinal == k->rank->device.ordinal;
+    }
+    bool peers = connect_peers(k);
+    WEFT__TRY(fill_paths(k, &common, err));
+    WEFT__TRY(weft__cuda_check_fit(k, err));
+    return try_paths(k, peers, err);
+}
+
+static weft_status open_kernels(const struct weft__comm_link *link, bool portable,
+                                struct weft__comm_kernels **out, weft_error *err)
+{
+    (void)portable;
+    struct weft__comm_kernels *k = calloc(1, sizeof *k);
+    if (k == NULL) return weft__fail_oom(err, sizeof *k, "a GPU communicator");
+    k->link = *link;
+    weft_status status = WEFT_OK;
+    if (link->channel == 0) status = rank_open(link, err);
+    k->rank = control_of(link)->device;
+    if (status == WEFT_OK) {
+        const struct weft__cuda_driver *driver = &k->rank->device.driver;
+        CUcontext popped;
+        (void)driver->context_push(k->rank->device.context);
+        status = start(k, err);
+        (void)driver->context_pop(&popped);
+    }
+    if (status == WEFT_OK) {
+        *out = k;
+        return WEFT_OK;
+    }
+    announce(link, FAILED);
+    free(k);
+    return status;
+}
+
+/* What was enqueued completes, or fails within the time-out; then peers may be told that no more
+ * comes. */
+static void close_kernels(struct weft__comm_kernels *k)
+{
+    weft__cuda_sync(k);
+    free(k);
+}
+
+void weft__cuda_tune(struct weft__comm_kernels *k, const struct weft__cuda_tuning *tuning)
+{
+    k->tuning = *tuning;
+}
+
+static void *stream_of(const struct weft__comm_kernels *k) { return k->rank->stream; }
+
+const struct weft__dev_comm weft__cuda_comm = {
+    .name = "cuda",
+    .segment_alloc = segment_alloc,
+    .segment_free = segment_free,
+    .open = open_kernels,
+    .close = close_kernels,
+    .reduce = weft__cuda_reduce,
+    .move = weft__cuda_move,
+    .stream = stream_of,
+    .sync = weft__cuda_sync,
+    .two_shot_bytes = 512 * 1024,
+};
