@@ -203,6 +203,25 @@ static weft_status choose_family(const struct weft__node *config, const struct w
     return status;
 }
 
+/* The tensors decide how each weight is read; this only says early, by name, what no reader exists
+ * for. */
+static weft_status check_quantisation(const struct weft__node *config, weft_error *err)
+{
+    static const char *const known[] = {"modelopt", "compressed-tensors", "fp8"};
+    struct weft__node quant;
+    const char *method = NULL;
+    WEFT__TRY(weft__node_object(config, "quantization_config", &quant, err));
+    if (quant.json == NULL) return WEFT_OK;
+    WEFT__TRY(weft__node_string_opt(&quant, "quant_method", &method, err));
+    for (size_t i = 0; i < WEFT__COUNT(known); i++)
+        if (method == NULL || strncmp(method, known[i], strlen(known[i])) == 0) return WEFT_OK;
+    return weft__fail(
+        err, WEFT_UNSUPPORTED,
+        "%s: quant_method \"%.64s\" is not supported; weft reads plain BF16, F16, F32, "
+        "and the FP8 and NVFP4 of modelopt, compressed-tensors and fp8",
+        config->file, method);
+}
+
 weft_status weft__arch_load(const char *dir, struct weft__arena *arena, struct weft__arch *out,
                             weft_error *err)
 {
@@ -214,6 +233,7 @@ weft_status weft__arch_load(const char *dir, struct weft__arena *arena, struct w
     if (status != WEFT_OK) return status;
     struct weft__arch arch = {0};
     status = choose_family(&config, &arch.family, err);
+    if (status == WEFT_OK) status = check_quantisation(&config, err);
     if (status == WEFT_OK) status = weft__arch_common(&config, &arch, err);
     if (status == WEFT_OK) status = arch.family->configure(&config, arena, &arch, err);
     weft__config_close(&config);

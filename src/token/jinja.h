@@ -78,6 +78,7 @@ enum weft__jkind {
 struct jvalue {
     uint8_t kind;
     bool growable; /* STRING: text lies in a struct jgrow, so that appending need not copy */
+    bool markup;   /* STRING: from safe or escape; what is added to it gets escaped */
     uint32_t len;  /* STRING: bytes */
     union {
         bool truth;
@@ -192,8 +193,8 @@ struct jfunction {
     X(N_GETITEM) /* a: object, b: index or N_SLICE */                                        \
     X(N_SLICE)   /* a, b, c: start, stop, step or NULL */                                    \
     X(N_CALL)    /* a: what, b: arguments */                                                 \
-    X(N_FILTER)  /* a: input or NULL (the body of a block), function, b: arguments */        \
-    X(N_TEST)    /* a: input, function, b: arguments */                                      \
+    X(N_FILTER)  /* a: input or NULL (the body of a block), name, function, b: arguments */  \
+    X(N_TEST)    /* a: input, name, function, b: arguments */                                \
     X(N_ARG)     /* op: J_ARG_*, name, a: value */                                           \
     X(N_NOT)     /* a */                                                                     \
     X(N_NEG)     /* a */                                                                     \
@@ -279,7 +280,7 @@ struct jnode {
             struct jnode *c, *d, *e;
         };
     };
-    const struct jfunction *function;
+    const struct jfunction *function; /* NULL: no such filter or test */
 };
 
 struct jname {
@@ -341,6 +342,8 @@ struct jparser {
     struct jtoken token, ahead;
     int blocks, nesting, loops; /* current depth */
     uint8_t uses;               /* J_USES_* of the macro being read */
+    bool soft;                  /* inside an `if`, where an unknown filter is found out late */
+    uint32_t unknown;           /* offset + 1 of an unknown filter or test in this tag */
 
     uint32_t *name_index; /* open addressing, name + 1 */
     uint32_t name_index_size, name_cap;
@@ -517,6 +520,7 @@ size_t weft__j_trim_end(const char *text, size_t len); /* length without trailin
 enum { J_STRIP_LEFT = 1, J_STRIP_RIGHT = 2 };
 struct jvalue weft__j_strip(struct jrun *run, struct jvalue s, struct jvalue chars, int sides);
 struct jvalue weft__j_lines(struct jrun *run, struct jvalue s, bool keep_ends); /* LIST */
+struct jvalue weft__j_escape(struct jrun *run, struct jvalue s);                /* for HTML */
 struct jvalue weft__j_replace(struct jrun *run, struct jvalue s, struct jvalue from,
                               struct jvalue to, int64_t count);
 /* Position of needle in s at or after start, or -1. */

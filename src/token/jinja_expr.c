@@ -8,8 +8,23 @@ static struct jnode *parse_filters(struct jparser *parser, struct jnode *node);
 
 /* ---- tokens and nodes, shared with the statements ---- */
 
+static void check_unknown(struct jparser *parser)
+{
+    const char *text = parser->tmpl->text;
+    size_t start = parser->unknown - 1, end = start;
+    const char *p = text + start;
+    while (weft__j_is_word(weft__j_char(&p, text + parser->tmpl->len))) end = (size_t)(p - text);
+    if (!parser->soft)
+        weft__j_syntax(parser, WEFT_UNSUPPORTED, start, "no filter or test named '%.*s'",
+                       (int)weft__min((int64_t)(end - start), 80), text + start);
+    parser->unknown = 0;
+}
+
 void weft__j_next(struct jparser *parser)
 {
+    if (parser->unknown != 0 &&
+        (parser->token.type == T_BLOCK_END || parser->token.type == T_PRINT_END))
+        check_unknown(parser);
     parser->token = parser->ahead;
     if (parser->token.type == T_END && parser->status != WEFT_OK) return;
     weft__j_lex(parser, &parser->ahead);
@@ -408,29 +423,27 @@ static struct jnode *parse_call(struct jparser *parser, struct jnode *what)
     return node_at(parser, offset, N_CALL, what, parse_arguments(parser));
 }
 
-/* The name of a filter or test and what it stands for. */
-static const struct jfunction *take_function(struct jparser *parser, bool filter)
+/* Sets the name of a filter or test and what it stands for. An unknown one is an error at the end
+ * of the tag, unless it stands in an `if`: there jinja2 waits until it is used, and templates that
+ * ask for filters of other engines first rely on it. */
+static void take_function(struct jparser *parser, struct jnode *node)
 {
-    struct jtoken token = parser->token;
-    struct jname name = {.text = "", .len = 0};
-    uint32_t interned = weft__j_take_name(parser);
-    if (parser->status != WEFT_OK) return NULL;
-    name = parser->tmpl->names[interned];
-    const struct jfunction *function =
-        filter ? weft__j_filter(name.text, name.len) : weft__j_test(name.text, name.len);
-    if (function == NULL)
-        weft__j_syntax(parser, WEFT_UNSUPPORTED, token.offset, "no %s named '%.80s'",
-                       filter ? "filter" : "test", name.text);
-    return function;
+    uint32_t offset = parser->token.offset, interned = weft__j_take_name(parser);
+    if (parser->status != WEFT_OK || node == NULL) return;
+    struct jname name = parser->tmpl->names[interned];
+    node->offset = offset;
+    node->name = interned;
+    node->function = node->kind == N_FILTER ? weft__j_filter(name.text, name.len)
+                                            : weft__j_test(name.text, name.len);
+    if (node->function == NULL && parser->unknown == 0) parser->unknown = offset + 1;
 }
 
 static struct jnode *parse_filter(struct jparser *parser, struct jnode *input)
 {
-    uint32_t offset = parser->token.offset;
-    const struct jfunction *function = take_function(parser, true);
+    struct jnode *node = weft__j_node(parser, N_FILTER, input, NULL);
+    take_function(parser, node);
     struct jnode *arguments = weft__j_at_op(parser, J_OP_LPAREN) ? parse_arguments(parser) : NULL;
-    struct jnode *node = node_at(parser, offset, N_FILTER, input, arguments);
-    if (node != NULL) node->function = function;
+    if (node != NULL) node->b = arguments;
     return node;
 }
 
@@ -461,9 +474,8 @@ static bool at_test_argument(const struct jparser *parser)
 static struct jnode *parse_test(struct jparser *parser, struct jnode *input)
 {
     bool negated = weft__j_skip_name(parser, "not");
-    uint32_t offset = parser->token.offset;
-    const struct jfunction *function = take_function(parser, false);
-    struct jnode *arguments = NULL;
+    struct jnode *node = weft__j_node(parser, N_TEST, input, NULL), *arguments = NULL;
+    take_function(parser, node);
     if (weft__j_at_op(parser, J_OP_LPAREN)) {
         arguments = parse_arguments(parser);
     } else if (at_test_argument(parser)) {
@@ -474,9 +486,9 @@ static struct jnode *parse_test(struct jparser *parser, struct jnode *input)
         struct jnode *value = weft__j_postfix(parser, parse_primary(parser, false));
         arguments = node_at(parser, start, N_ARG, value, NULL);
     }
-    struct jnode *node = node_at(parser, offset, N_TEST, input, arguments);
-    if (node != NULL) node->function = function;
-    return negated ? node_at(parser, offset, N_NOT, node, NULL) : node;
+    if (node == NULL) return NULL;
+    node->b = arguments;
+    return negated ? node_at(parser, node->offset, N_NOT, node, NULL) : node;
 }
 
 struct jnode *weft__j_postfix(struct jparser *parser, struct jnode *node)
@@ -650,6 +662,7 @@ struct jnode *weft__j_expression(struct jparser *parser)
         parser->nesting--;
         return NULL;
     }
+    uint32_t unknown = parser->unknown;
     struct jnode *node = parse_or(parser);
     uint32_t offset = parser->token.offset;
     while (weft__j_skip_name(parser, "if")) {
@@ -660,6 +673,7 @@ struct jnode *weft__j_expression(struct jparser *parser)
         if (choice != NULL) choice->c = otherwise;
         node = choice;
         offset = parser->token.offset;
+        parser->unknown = unknown;
     }
     parser->nesting--;
     return node;

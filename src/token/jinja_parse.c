@@ -5,8 +5,8 @@
 #include "jinja.h"
 
 /* Parses statements up to one of the tags in `ends` (NULL-terminated), which is left current;
- * ends NULL: up to the end of the template. */
-static struct jnode *parse_body(struct jparser *parser, const char *const *ends);
+ * ends NULL: up to the end of the template. soft: see jparser. */
+static struct jnode *parse_body(struct jparser *parser, const char *const *ends, bool soft);
 
 static void end_tag(struct jparser *parser)
 {
@@ -21,7 +21,7 @@ static struct jnode *block_body(struct jparser *parser, const char *end)
 {
     const char *const ends[] = {end, NULL};
     end_tag(parser);
-    struct jnode *body = parse_body(parser, ends);
+    struct jnode *body = parse_body(parser, ends, false);
     weft__j_next(parser);
     return body;
 }
@@ -37,7 +37,7 @@ static struct jnode *parse_for(struct jparser *parser)
     bool recursive = weft__j_skip_name(parser, "recursive");
     end_tag(parser);
     parser->loops++;
-    struct jnode *body = parse_body(parser, ends);
+    struct jnode *body = parse_body(parser, ends, false);
     parser->loops--;
     struct jnode *otherwise = NULL;
     if (weft__j_skip_name(parser, "else"))
@@ -62,9 +62,12 @@ static struct jnode *parse_if(struct jparser *parser)
     bool more = true;
     while (more && parser->status == WEFT_OK) {
         struct jnode *branch = weft__j_node(parser, S_BRANCH, NULL, NULL);
+        bool soft = parser->soft;
+        parser->soft = true;
         struct jnode *condition = weft__j_tuple(parser, true);
         end_tag(parser);
-        struct jnode *body = parse_body(parser, ends);
+        parser->soft = soft;
+        struct jnode *body = parse_body(parser, ends, true);
         if (branch == NULL) break;
         branch->a = condition;
         branch->b = body;
@@ -73,7 +76,9 @@ static struct jnode *parse_if(struct jparser *parser)
     }
     if (weft__j_skip_name(parser, "else")) {
         struct jnode *branch = weft__j_node(parser, S_BRANCH, NULL, NULL);
-        struct jnode *body = block_body(parser, "endif");
+        end_tag(parser);
+        struct jnode *body = parse_body(parser, ends, true);
+        if (!weft__j_skip_name(parser, "endif")) weft__j_unexpected(parser, "'endif'");
         if (branch != NULL) branch->b = body;
         weft__j_link(&tail, branch);
     } else {
@@ -334,10 +339,11 @@ static struct jnode *parse_piece(struct jparser *parser, const char *const *ends
     }
 }
 
-static struct jnode *parse_body(struct jparser *parser, const char *const *ends)
+static struct jnode *parse_body(struct jparser *parser, const char *const *ends, bool soft)
 {
     struct jnode *body = NULL, **tail = &body;
-    bool done = false;
+    bool done = false, outer = parser->soft;
+    parser->soft = soft;
     if (++parser->blocks > WEFT__TEMPLATE_MAX_NESTING)
         weft__j_syntax(parser, WEFT_TOO_LONG, parser->token.offset,
                        "blocks nested more than %d deep", WEFT__TEMPLATE_MAX_NESTING);
@@ -346,6 +352,7 @@ static struct jnode *parse_body(struct jparser *parser, const char *const *ends)
         while (*tail != NULL) tail = &(*tail)->next; /* one print tag is several statements */
     }
     parser->blocks--;
+    parser->soft = outer;
     return body;
 }
 
@@ -390,7 +397,7 @@ weft_status weft__template_parse(const char *name, const char *text, size_t len,
             (void)weft__j_intern(&parser, special[i], strlen(special[i]));
         weft__j_next(&parser);
         weft__j_next(&parser);
-        tmpl->body = parse_body(&parser, NULL);
+        tmpl->body = parse_body(&parser, NULL, false);
     }
     if (parser.status != WEFT_OK) {
         weft__template_free(tmpl);
