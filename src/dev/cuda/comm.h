@@ -35,6 +35,7 @@ struct weft__cuda_tuning {
     int clusters; /* at work at once */
     bool serial;  /* kernels start when the one before has ended */
     bool late;    /* weft__cuda_reduce_args.late_release */
+    bool local;   /* the rank's own rows alone: what is left of an operation without exchange */
 };
 
 enum { WEFT__CUDA_DTYPES = 3, WEFT__CUDA_INSTANCES = WEFT__CUDA_DTYPES * 4 };

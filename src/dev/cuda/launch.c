@@ -320,6 +320,7 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
         .cluster = shape.cluster,
         .late_release = tuning->late,
     };
+    if (tuning->local) a.link.ranks = 1, a.link.sends = 0, a.two_shot = 0;
     fill_rows(&a, args, first, rows);
     bool nvfp4 = op->quant.kind == WEFT_QUANT_NVFP4 || op->quant.kind == WEFT_QUANT_NVFP4_SWIZZLED;
     a.quant_scale = nvfp4 ? 1.0f / op->quant.scale : op->quant.scale;

@@ -1,0 +1,317 @@
+/* Times of the fused collectives of GPU ranks, inside CUDA graphs: the ranks are parallel branches
+ * of one graph, each a chain of operations; a time is that of the graph over the operations of a
+ * branch, the median of several replays. Usage: bench_comm_cuda [sweep]. */
+#include "../conform/cuda_ranks.h"
+
+enum { HIDDEN = 6144, CHAIN = 100, REPLAYS = 7, ROWS_MAX = 1024, MESSAGE_BYTES = 16 << 20 };
+
+struct rank_memory {
+    void *x, *residual, *weight, *s, *y, *codes, *scales;
+};
+
+struct bench {
+    int p;
+    weft_world *world;
+    weft_comm *comm[WEFT__MAX_RANKS];
+    struct rank_memory memory[WEFT__MAX_RANKS];
+};
+
+struct setup {
+    int64_t rows;
+    weft_quant_kind quant;
+    bool unfused;
+    weft_algorithm algorithm;
+    struct weft__cuda_tuning tuning;
+};
+
+/* ---- the ranks ---- */
+
+struct opening {
+    struct bench *bench;
+    int rank;
+    weft_error err;
+};
+
+static void *open_rank(void *arg)
+{
+    struct opening *self = arg;
+    struct bench *bench = self->bench;
+    if (weft_comm_open(bench->world, self->rank, &bench->comm[self->rank], &self->err) != WEFT_OK)
+        bench->comm[self->rank] = NULL;
+    return NULL;
+}
+
+static bool fill_memory(struct bench *bench, int r, weft_error *err)
+{
+    const weft_comm *comm = bench->comm[r];
+    struct rank_memory *m = &bench->memory[r];
+    size_t bytes = (size_t)ROWS_MAX * HIDDEN * 2;
+    void **all[] = {&m->x, &m->residual, &m->weight, &m->s, &m->y, &m->codes, &m->scales};
+    uint16_t *values = malloc(bytes);
+    uint64_t state = (uint64_t)r + 1;
+    for (size_t i = 0; i < bytes / 2; i++) {
+        uint64_t bits = next_random(&state);
+        values[i] = (uint16_t)((bits & 0x807f) | (117 + (bits >> 32) % 10) << 7);
+    }
+    bool good = true;
+    for (size_t i = 0; i < WEFT__COUNT(all) && good; i++)
+        good = gpu_alloc(comm, bytes, all[i], err) == WEFT_OK &&
+               gpu_write(comm, *all[i], values, bytes, err) == WEFT_OK;
+    free(values);
+    return good;
+}
+
+static bool bench_open(struct bench *bench, const struct gpu_place *place, int p, weft_error *err)
+{
+    pthread_t thread[WEFT__MAX_RANKS];
+    struct opening opening[WEFT__MAX_RANKS];
+    *bench = (struct bench){.p = p};
+    weft_world_options options = {.size = p,
+                                  .timeout_ms = 2000,
+                                  .message_bytes = MESSAGE_BYTES,
+                                  .heap_bytes = 4096,
+                                  .cuda_devices = place->ordinal};
+    if (weft_world_create(&options, &bench->world, err) != WEFT_OK) return false;
+    for (int r = 0; r < p; r++) {
+        opening[r] = (struct opening){.bench = bench, .rank = r};
+        if (pthread_create(&thread[r], NULL, open_rank, &opening[r]) != 0) abort();
+    }
+    for (int r = 0; r < p; r++) (void)pthread_join(thread[r], NULL);
+    for (int r = 0; r < p; r++) {
+        if (bench->comm[r] == NULL) {
+            *err = opening[r].err;
+            return false;
+        }
+        gpu_enter(bench->comm[r]);
+        if (!fill_memory(bench, r, err)) return false;
+    }
+    return true;
+}
+
+static void bench_close(struct bench *bench)
+{
+    for (int r = 0; r < bench->p; r++) {
+        if (bench->comm[r] == NULL) continue;
+        void *all[] = {bench->memory[r].x,     bench->memory[r].residual, bench->memory[r].weight,
+                       bench->memory[r].s,     bench->memory[r].y,        bench->memory[r].codes,
+                       bench->memory[r].scales};
+        for (size_t i = 0; i < WEFT__COUNT(all); i++)
+            if (all[i] != NULL) gpu_free(bench->comm[r], all[i]);
+        weft_comm_close(bench->comm[r]);
+    }
+    weft_world_destroy(bench->world);
+}
+
+/* ---- one operation of one rank ---- */
+
+static weft_status local(weft_comm *comm, const weft_reduce *op, weft_error *err)
+{
+    struct weft__cuda_tuning tuning = comm->kernels->tuning, alone = tuning;
+    alone.local = true;
+    weft__cuda_tune(comm->kernels, &alone);
+    weft_status status = weft_comm_allreduce(comm, op, err);
+    weft__cuda_tune(comm->kernels, &tuning);
+    return status;
+}
+
+static weft_status operate(struct bench *bench, int r, const struct setup *setup, weft_error *err)
+{
+    const struct rank_memory *m = &bench->memory[r];
+    weft_comm *comm = bench->comm[r];
+    weft_reduce op = {.tokens = setup->rows, .hidden = HIDDEN, .dtype = WEFT_BF16, .x = m->x};
+    weft_quant quant = {
+        .kind = setup->quant, .scale = 0.02f, .codes = m->codes, .scales = m->scales};
+    if (!setup->unfused) {
+        op.residual = m->residual;
+        op.residual_out = m->s;
+        op.norm = true;
+        op.norm_weight = m->weight;
+        op.norm_eps = 1e-5f;
+        op.y = m->y;
+        op.quant = quant;
+        return weft_comm_allreduce(comm, &op, err);
+    }
+    weft_reduce add = op, norm = op, code = op;
+    op.y = m->y;
+    WEFT__TRY(weft_comm_allreduce(comm, &op, err));
+    add.x = m->y;
+    add.residual = m->residual;
+    add.residual_out = m->s;
+    WEFT__TRY(local(comm, &add, err));
+    norm.x = m->s;
+    norm.norm = true;
+    norm.norm_weight = m->weight;
+    norm.norm_eps = 1e-5f;
+    norm.y = m->y;
+    WEFT__TRY(local(comm, &norm, err));
+    if (setup->quant == WEFT_QUANT_NONE) return WEFT_OK;
+    code.x = m->y;
+    code.quant = quant;
+    return local(comm, &code, err);
+}
+
+/* ---- timing ---- */
+
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* All ranks' chains as branches of one graph. */
+static weft_status capture(struct bench *bench, const struct setup *setup, CUgraphExec *out,
+                           weft_error *err)
+{
+    const struct weft__cuda_driver *driver = gpu_driver(bench->comm[0]);
+    CUstream first = weft_comm_stream(bench->comm[0]);
+    CUevent fork, join[WEFT__MAX_RANKS];
+    CUgraph graph = NULL;
+    (void)driver->event_create(&fork, CU_EVENT_DISABLE_TIMING);
+    (void)driver->capture_begin(first, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    (void)driver->event_record(fork, first);
+    weft_status status = WEFT_OK;
+    for (int r = 0; r < bench->p; r++) {
+        CUstream stream = weft_comm_stream(bench->comm[r]);
+        (void)driver->event_create(&join[r], CU_EVENT_DISABLE_TIMING);
+        if (r > 0) (void)driver->stream_wait(stream, fork, 0);
+        for (int i = 0; i < CHAIN && status == WEFT_OK; i++) status = operate(bench, r, setup, err);
+        if (r > 0) (void)driver->event_record(join[r], stream);
+        if (r > 0) (void)driver->stream_wait(first, join[r], 0);
+    }
+    CUresult result = driver->capture_end(first, &graph);
+    if (status == WEFT_OK) status = gpu_check(bench->comm[0], result, "capturing", err);
+    if (status == WEFT_OK)
+        status = gpu_check(bench->comm[0], driver->graph_make(out, graph, 0), "instantiating", err);
+    if (graph != NULL) (void)driver->graph_destroy(graph);
+    (void)driver->event_destroy(fork);
+    for (int r = 0; r < bench->p; r++) (void)driver->event_destroy(join[r]);
+    return status;
+}
+
+static weft_status replay(struct bench *bench, CUgraphExec graph, float *us, weft_error *err)
+{
+    const struct weft__cuda_driver *driver = gpu_driver(bench->comm[0]);
+    CUstream stream = weft_comm_stream(bench->comm[0]);
+    CUevent from, to;
+    float ms[REPLAYS + 1];
+    (void)driver->event_create(&from, 0);
+    (void)driver->event_create(&to, 0);
+    for (int i = 0; i <= REPLAYS; i++) {
+        (void)driver->event_record(from, stream);
+        CUresult result = driver->graph_launch(graph, stream);
+        (void)driver->event_record(to, stream);
+        if (result == CUDA_SUCCESS) result = driver->event_sync(to);
+        WEFT__TRY(gpu_check(bench->comm[0], result, "replaying", err));
+        (void)driver->event_elapsed(&ms[i], from, to);
+    }
+    qsort(ms + 1, REPLAYS, sizeof *ms, by_value); /* the first is a warm-up */
+    *us = ms[1 + REPLAYS / 2] * 1000 / CHAIN;
+    (void)driver->event_destroy(from);
+    (void)driver->event_destroy(to);
+    return weft_comm_sync(bench->comm[0], err);
+}
+
+/* Microseconds an operation, or a negative number. */
+static float time_of(struct bench *bench, const struct setup *setup)
+{
+    weft_error err = {0};
+    CUgraphExec graph = NULL;
+    float us = -1;
+    for (int r = 0; r < bench->p; r++) {
+        bench->comm[r]->algorithm = setup->algorithm;
+        weft__cuda_tune(bench->comm[r]->kernels, &setup->tuning);
+    }
+    weft_status status = capture(bench, setup, &graph, &err);
+    if (status == WEFT_OK) status = replay(bench, graph, &us, &err);
+    if (graph != NULL) (void)gpu_driver(bench->comm[0])->graph_exec_destroy(graph);
+    if (status == WEFT_OK) return us;
+    printf("  failed: %s\n", err.text);
+    return -1;
+}
+
+/* ---- what is measured ---- */
+
+static const char *const path_names[] = {"auto", "push", "pull", "host"};
+
+static void sweep(struct bench *bench)
+{
+    static const int64_t rows[] = {1, 4, 16, 64, 256, 1024};
+    printf(
+        "p path rows wire algorithm: us at cluster 1 2 4 8 | serial late early at the default\n");
+    for (int path = WEFT_PATH_PUSH; path <= WEFT_PATH_HOST; path++)
+        for (size_t i = 0; i < WEFT__COUNT(rows); i++)
+            for (int wire = WEFT__CUDA_PACKED; wire <= WEFT__CUDA_PLAIN; wire++)
+                for (int algorithm = 1; algorithm <= 2; algorithm++) {
+                    struct setup setup = {
+                        .rows = rows[i],
+                        .algorithm = (weft_algorithm)algorithm,
+                        .tuning = {.path = (weft_path)path, .wire = (enum weft__cuda_wire)wire}};
+                    if ((wire == WEFT__CUDA_PACKED && rows[i] > 16) ||
+                        (algorithm == 2 && rows[i] < 16))
+                        continue;
+                    printf("%d %s %4lld %s %s:", bench->p, path_names[path], (long long)rows[i],
+                           wire == WEFT__CUDA_PACKED ? "packed" : "plain ",
+                           algorithm == 1 ? "one-shot" : "two-shot");
+                    for (setup.tuning.cluster = 1; setup.tuning.cluster <= 8;
+                         setup.tuning.cluster *= 2)
+                        printf(" %7.2f", (double)time_of(bench, &setup));
+                    setup.tuning.cluster = 0;
+                    setup.tuning.serial = true;
+                    printf(" | %7.2f", (double)time_of(bench, &setup));
+                    setup.tuning.serial = false;
+                    setup.tuning.late = true;
+                    printf(" %7.2f", (double)time_of(bench, &setup));
+                    setup.tuning.late = false;
+                    printf(" %7.2f\n", (double)time_of(bench, &setup));
+                    (void)fflush(stdout);
+                }
+}
+
+static void table(struct bench *bench)
+{
+    static const int64_t rows[] = {1, 4, 16, 64, 256, 1024};
+    printf("p path rows KiB: us fused, unfused, ratio | with FP8 token | with NVFP4 swizzled\n");
+    for (int path = WEFT_PATH_PUSH; path <= WEFT_PATH_HOST; path++)
+        for (size_t i = 0; i < WEFT__COUNT(rows); i++) {
+            printf("%d %s %4lld %5lld:", bench->p, path_names[path], (long long)rows[i],
+                   (long long)(rows[i] * HIDDEN * 2 / 1024));
+            static const weft_quant_kind quants[] = {WEFT_QUANT_NONE, WEFT_QUANT_FP8_TOKEN,
+                                                     WEFT_QUANT_NVFP4_SWIZZLED};
+            for (size_t q = 0; q < WEFT__COUNT(quants); q++) {
+                struct setup setup = {
+                    .rows = rows[i], .quant = quants[q], .tuning = {.path = (weft_path)path}};
+                float fused = time_of(bench, &setup);
+                setup.unfused = true;
+                float unfused = time_of(bench, &setup);
+                printf("%s %8.2f %8.2f %5.2f", q > 0 ? " |" : "", (double)fused, (double)unfused,
+                       (double)(fused / unfused));
+            }
+            printf("\n");
+            (void)fflush(stdout);
+        }
+}
+
+int main(int argc, char **argv)
+{
+    struct gpu_place place = gpu_place_or_skip("comm_cuda_bench");
+    bool swept = argc > 1 && strcmp(argv[1], "sweep") == 0;
+    printf(
+        "hidden %d BF16: all-reduce + residual + RMSNorm; %d devices, rank r on device r mod %d; "
+        "ranks are branches of one graph, %d operations each\n",
+        HIDDEN, place.devices, place.devices, CHAIN);
+    for (int p = 2; p <= 8; p *= 2) {
+        struct bench bench;
+        weft_error err = {0};
+        if (!bench_open(&bench, &place, p, &err)) {
+            printf("p = %d: %s\n", p, err.text);
+            bench_close(&bench);
+            return 1;
+        }
+        if (swept)
+            sweep(&bench);
+        else
+            table(&bench);
+        bench_close(&bench);
+    }
+    return 0;
+}

@@ -1,0 +1,80 @@
+/* cuda_ranks.h: what the tests and benchmarks of GPU ranks share. The ranks share the devices that
+ * there are: rank r is on device r mod count. Without a device the program says so and exits 77. */
+#ifndef WEFT_TESTS_CUDA_RANKS_H
+#define WEFT_TESTS_CUDA_RANKS_H
+
+#include "../unit/comm_ranks.h"
+
+#include "dev/cuda/comm.h"
+
+struct gpu_place {
+    int devices;
+    int ordinal[WEFT__MAX_RANKS];
+    bool brief; /* under a tool that makes everything slow */
+};
+
+/* Has to come before the first CUDA call: the driver reads the variable once. */
+static inline struct gpu_place gpu_place_or_skip(const char *test)
+{
+    struct gpu_place place = {0};
+    struct weft__cuda_driver driver = {0};
+    weft_error err = {0};
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+    if (weft__cuda_load(&driver, &err) != WEFT_OK ||
+        driver.device_count(&place.devices) != CUDA_SUCCESS || place.devices == 0) {
+        printf("SKIPPED: %s: NOT TESTED, no GPU: %s\n", test, err.text);
+        exit(77);
+    }
+    for (int r = 0; r < WEFT__MAX_RANKS; r++) place.ordinal[r] = r % place.devices;
+    weft__cuda_unload(&driver);
+    return place;
+}
+
+static inline const struct weft__cuda_driver *gpu_driver(const weft_comm *comm)
+{
+    return &comm->kernels->rank->device.driver;
+}
+
+/* The calling thread works on the communicator's device from here on. */
+static inline void gpu_enter(const weft_comm *comm)
+{
+    (void)gpu_driver(comm)->context_push(comm->kernels->rank->device.context);
+}
+
+static inline weft_status gpu_check(const weft_comm *comm, CUresult result, const char *what,
+                                    weft_error *err)
+{
+    return result == CUDA_SUCCESS ? WEFT_OK : weft__cuda_fail(gpu_driver(comm), result, what, err);
+}
+
+static inline weft_status gpu_alloc(const weft_comm *comm, size_t bytes, void **out,
+                                    weft_error *err)
+{
+    CUdeviceptr memory = 0;
+    WEFT__TRY(gpu_check(comm, gpu_driver(comm)->mem_alloc(&memory, bytes), "allocating", err));
+    *out = (void *)(uintptr_t)memory;
+    return WEFT_OK;
+}
+
+static inline void gpu_free(const weft_comm *comm, void *memory)
+{
+    (void)gpu_driver(comm)->mem_free((CUdeviceptr)(uintptr_t)memory);
+}
+
+static inline weft_status gpu_write(const weft_comm *comm, void *to, const void *from, size_t bytes,
+                                    weft_error *err)
+{
+    if (bytes == 0) return WEFT_OK;
+    return gpu_check(comm, gpu_driver(comm)->to_device((CUdeviceptr)(uintptr_t)to, from, bytes),
+                     "writing", err);
+}
+
+static inline weft_status gpu_read(const weft_comm *comm, void *to, const void *from, size_t bytes,
+                                   weft_error *err)
+{
+    if (bytes == 0) return WEFT_OK;
+    return gpu_check(comm, gpu_driver(comm)->to_host(to, (CUdeviceptr)(uintptr_t)from, bytes),
+                     "reading", err);
+}
+
+#endif
