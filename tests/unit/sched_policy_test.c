@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,7 +43,8 @@ static void on_finish(void *ctx, const struct weft__finish_event *event)
     client->finishes++;
     client->last = *event;
     client->finish_order = ++finish_count;
-    if (event->error != NULL) strcpy(client->error, event->error->text);
+    if (event->error != NULL)
+        snprintf(client->error, sizeof client->error, "%.150s", event->error->text);
 }
 
 static struct weft__sched *open_sched(struct weft__sched_options options)
