@@ -220,8 +220,8 @@ static weft_status reduce(weft_comm *comm, const weft_reduce *op, enum weft__com
     uint64_t begun_ns;
     WEFT__TRY(start(comm, &begun_ns, err));
     const char *wrong = wrong_shape(op);
-    if (wrong == NULL) wrong = wrong_pointers(op);
     if (wrong == NULL) wrong = wrong_options(op);
+    if (wrong == NULL) wrong = wrong_pointers(op);
     if (wrong != NULL) return fail_argument(comm, name, wrong, err);
     const struct weft__comm_link *link = &comm->link;
     struct weft__comm_reduce_args args = {

@@ -213,23 +213,6 @@ static bool wait_for_all(struct weft__comm_kernels *k, uint32_t epoch, enum weft
 
 /* ---- an operation's frame ---- */
 
-/* Starts the next epoch, after which this epoch's buffers may be written: they were last used two
- * epochs ago, and whoever has reached the epoch between has finished with them. After an operation
- * in which every rank waited for every other that is known already. */
-static bool begin(struct weft__comm_kernels *k, const struct weft__comm_post *post)
-{
-    k->epoch = k->channel->epoch + 1;
-    k->post = *post;
-    k->peers_hold = false;
-    uint32_t beat = atomic_load_explicit(&k->self->heartbeat, memory_order_relaxed);
-    atomic_store_explicit(&k->self->heartbeat, beat + 1, memory_order_relaxed);
-    if (k->met != k->epoch - 1) {
-        if (!wait_for_all(k, k->epoch - 1, WEFT__INPUT)) return false;
-        k->met = k->epoch - 1;
-    }
-    return true;
-}
-
 /* Says where the input is, once it is there. */
 static void publish_input(struct weft__comm_kernels *k, enum weft__comm_source source,
                           const void *in, uint64_t first_byte)
@@ -270,6 +253,20 @@ static bool meet_all(struct weft__comm_kernels *k)
     for (int member = 0; member < k->link.size; member++)
         if (!meet(k, member)) return false;
     k->met = k->epoch;
+    return true;
+}
+
+/* Starts the next epoch, after which this epoch's buffers may be written: they were last used two
+ * epochs ago, and whoever has reached the epoch between has finished with them. After an operation
+ * in which every rank waited for every other that is known already. */
+static bool begin(struct weft__comm_kernels *k, const struct weft__comm_post *post)
+{
+    uint32_t beat = atomic_load_explicit(&k->self->heartbeat, memory_order_relaxed);
+    atomic_store_explicit(&k->self->heartbeat, beat + 1, memory_order_relaxed);
+    if (k->met != k->channel->epoch && !meet_all(k)) return false; /* of the last operation */
+    k->epoch = k->channel->epoch + 1;
+    k->post = *post;
+    k->peers_hold = false;
     return true;
 }
 
