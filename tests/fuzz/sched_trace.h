@@ -331,7 +331,8 @@ static uint32_t trace_byte(struct trace *trace)
 
 static int64_t trace_range(struct trace *trace, int64_t low, int64_t high)
 {
-    int64_t draw = (int64_t)(trace_byte(trace) << 8 | trace_byte(trace));
+    int64_t draw = (int64_t)trace_byte(trace) << 8;
+    draw |= (int64_t)trace_byte(trace);
     return low + draw % (high - low + 1);
 }
 
