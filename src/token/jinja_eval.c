@@ -109,7 +109,9 @@ static struct jvalue element(struct jrun *run, struct jvalue object, struct jval
         (void)weft__j_tick(run, object.len);
         const char *p = weft__j_seek(object, index), *end = p;
         (void)weft__j_char(&end, object.text + object.len);
-        return weft__j_text(p, (size_t)(end - p));
+        struct jvalue out = weft__j_text(p, (size_t)(end - p));
+        out.markup = object.markup;
+        return out;
     }
     default:
         return (struct jvalue){0};
@@ -196,7 +198,11 @@ struct jvalue weft__j_slice(struct jrun *run, struct jvalue object, const struct
         return weft__j_fail(run, WEFT_INVALID, "'%s' object cannot be sliced",
                             weft__j_type(object));
     if (!slice_range(run, bounds, weft__j_length(object), &range)) return (struct jvalue){0};
-    if (object.kind == J_STRING) return slice_string(run, object, range);
+    if (object.kind == J_STRING) {
+        struct jvalue part = slice_string(run, object, range);
+        part.markup = object.markup;
+        return part;
+    }
     if (object.kind == J_RANGE) {
         struct jrange *copy = weft__j_alloc(run, sizeof *copy);
         if (copy == NULL) return (struct jvalue){0};
@@ -291,7 +297,8 @@ static struct jvalue call_function(struct jrun *run, const struct jfunction *fun
                                    struct jcall *call)
 {
     call->function = function;
-    return weft__j_bind(run, function, call) ? function->call(run, call) : (struct jvalue){0};
+    if (!weft__j_bind(run, function, call)) return (struct jvalue){0};
+    return function->call(run, call);
 }
 
 struct jvalue weft__j_call(struct jrun *run, struct jvalue what, struct jcall *call)
@@ -319,6 +326,16 @@ struct jvalue weft__j_call(struct jrun *run, struct jvalue what, struct jcall *c
     }
 }
 
+/* Methods of markup give markup. */
+static struct jvalue marked(struct jvalue v)
+{
+    if (v.kind == J_STRING) v.markup = true;
+    if (v.kind == J_LIST || v.kind == J_TUPLE) /* fresh, from split and the like */
+        for (uint32_t i = 0; i < v.list->count; i++)
+            v.list->items[i].markup = v.list->items[i].kind == J_STRING;
+    return v;
+}
+
 /* caller: what a call block passes along, or ABSENT. */
 static struct jvalue eval_call(struct jrun *run, const struct jnode *node, struct jvalue caller)
 {
@@ -342,7 +359,9 @@ static struct jvalue eval_call(struct jrun *run, const struct jnode *node, struc
         (void)weft__j_put(run, &call.named, weft__j_literal("caller"), caller);
     run->at = node;
     if (!weft__j_tick(run, 0)) return (struct jvalue){0};
-    return method != NULL ? call_function(run, method, &call) : weft__j_call(run, what, &call);
+    if (method == NULL) return weft__j_call(run, what, &call);
+    struct jvalue out = call_function(run, method, &call);
+    return call.self.kind == J_STRING && call.self.markup ? marked(out) : out;
 }
 
 struct jvalue weft__j_call_block(struct jrun *run, const struct jnode *node, struct jvalue caller)
@@ -368,6 +387,12 @@ static struct jvalue apply(struct jrun *run, const struct jnode *node, struct jv
 {
     struct jcall call;
     start_call(&call, self);
+    if (node->function == NULL) {
+        run->at = node;
+        return weft__j_fail(run, WEFT_UNSUPPORTED, "no %s named '%.80s'",
+                            node->kind == N_FILTER ? "filter" : "test",
+                            run->tmpl->names[node->name].text);
+    }
     if (!eval_arguments(run, &call, node->b)) return (struct jvalue){0};
     run->at = node;
     return call_function(run, node->function, &call);
@@ -434,6 +459,7 @@ static struct jvalue eval_concat(struct jrun *run, const struct jnode *node)
     for (const struct jnode *part = node->a->next; part != NULL && run->status == WEFT_OK;
          part = part->next)
         out = weft__j_concat(run, out, weft__j_str(run, weft__j_eval(run, part)));
+    out.markup = false;
     return out;
 }
 

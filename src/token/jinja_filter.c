@@ -28,7 +28,10 @@ static bool integer(struct jrun *run, struct jvalue v, int64_t otherwise, int64_
 static struct jvalue recased(struct jrun *run, struct jcall *call, enum jcase to)
 {
     struct jvalue s = weft__j_str(run, call->self);
-    return run->status == WEFT_OK ? weft__j_recase(run, s, to) : s;
+    if (run->status != WEFT_OK) return s;
+    struct jvalue out = weft__j_recase(run, s, to);
+    out.markup = s.markup;
+    return out;
 }
 
 static struct jvalue do_upper(struct jrun *run, struct jcall *call)
@@ -76,7 +79,9 @@ static struct jvalue do_trim(struct jrun *run, struct jcall *call)
 {
     struct jvalue s = weft__j_str(run, call->self);
     if (run->status != WEFT_OK) return s;
-    return weft__j_strip(run, s, call->arg[0], J_STRIP_LEFT | J_STRIP_RIGHT);
+    struct jvalue out = weft__j_strip(run, s, call->arg[0], J_STRIP_LEFT | J_STRIP_RIGHT);
+    out.markup = s.markup;
+    return out;
 }
 
 static struct jvalue do_string(struct jrun *run, struct jcall *call)
@@ -86,18 +91,32 @@ static struct jvalue do_string(struct jrun *run, struct jcall *call)
 
 static struct jvalue do_safe(struct jrun *run, struct jcall *call)
 {
-    return weft__j_str(run, call->self); /* without autoescape, nothing to keep safe from */
+    struct jvalue s = weft__j_str(run, call->self);
+    s.markup = true;
+    return s;
+}
+
+struct jvalue weft__j_escape(struct jrun *run, struct jvalue s)
+{
+    static const char *const escapes[] = {"&",    "&amp;", "<",     "&lt;", ">",
+                                          "&gt;", "\"",    "&#34;", "'",    "&#39;"};
+    for (size_t i = 0; i + 1 < WEFT__COUNT(escapes) && run->status == WEFT_OK; i += 2)
+        s = weft__j_replace(run, s, weft__j_literal(escapes[i]), weft__j_literal(escapes[i + 1]),
+                            -1);
+    s.markup = true;
+    return s;
 }
 
 static struct jvalue do_escape(struct jrun *run, struct jcall *call)
 {
-    static const char *const escapes[] = {"&",    "&amp;", "<",     "&lt;", ">",
-                                          "&gt;", "\"",    "&#34;", "'",    "&#39;"};
     struct jvalue s = weft__j_str(run, call->self);
-    for (size_t i = 0; i + 1 < WEFT__COUNT(escapes) && run->status == WEFT_OK; i += 2)
-        s = weft__j_replace(run, s, weft__j_literal(escapes[i]), weft__j_literal(escapes[i + 1]),
-                            -1);
-    return s;
+    return s.markup || run->status != WEFT_OK ? s : weft__j_escape(run, s);
+}
+
+static struct jvalue do_forceescape(struct jrun *run, struct jcall *call)
+{
+    struct jvalue s = weft__j_str(run, call->self);
+    return run->status == WEFT_OK ? weft__j_escape(run, s) : s;
 }
 
 static struct jvalue do_replace(struct jrun *run, struct jcall *call)
@@ -107,6 +126,7 @@ static struct jvalue do_replace(struct jrun *run, struct jcall *call)
                   to = weft__j_str(run, call->arg[1]);
     if (call->arg[2].kind == J_NONE) call->arg[2] = (struct jvalue){0};
     if (!integer(run, call->arg[2], -1, &count) || run->status != WEFT_OK) return s;
+    s.markup = false;
     return weft__j_replace(run, s, from, to, count);
 }
 
@@ -385,7 +405,7 @@ static const struct jfunction filters[] = {
     {"e", do_escape, 0, 0, {0}},
     {"escape", do_escape, 0, 0, {0}},
     {"float", do_float, 0, 1, {"default"}},
-    {"forceescape", do_escape, 0, 0, {0}},
+    {"forceescape", do_forceescape, 0, 0, {0}},
     {"format", do_format, 0, J_VARARGS, {0}},
     {"indent", do_indent, 0, 3, {"width", "first", "blank"}},
     {"int", do_int, 0, 2, {"default", "base"}},

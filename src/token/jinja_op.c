@@ -118,6 +118,17 @@ static struct jvalue float_binary(struct jrun *run, enum weft__jop op, double a,
     }
 }
 
+/* Markup escapes what it is joined with. */
+static struct jvalue join_strings(struct jrun *run, struct jvalue a, struct jvalue b)
+{
+    bool markup = a.markup || b.markup;
+    if (markup && !a.markup) a = weft__j_escape(run, a);
+    if (markup && !b.markup) b = weft__j_escape(run, b);
+    struct jvalue out = weft__j_concat(run, a, b);
+    out.markup = markup;
+    return out;
+}
+
 static struct jvalue join_lists(struct jrun *run, struct jvalue a, struct jvalue b)
 {
     struct jvalue out = weft__j_new_list(run, a.kind);
@@ -141,7 +152,9 @@ static struct jvalue repeat(struct jrun *run, struct jvalue what, int64_t times)
     struct jsink sink = {0};
     for (int64_t t = 0; what.len > 0 && t < times && weft__j_tick(run, what.len); t++)
         weft__j_write(run, &sink, what.text, what.len);
-    return weft__j_written(&sink);
+    struct jvalue out = weft__j_written(&sink);
+    out.markup = what.markup;
+    return out;
 }
 
 struct jvalue weft__j_binary(struct jrun *run, enum weft__jop op, struct jvalue a, struct jvalue b)
@@ -157,7 +170,7 @@ struct jvalue weft__j_binary(struct jrun *run, enum weft__jop op, struct jvalue 
     if (a.kind == J_UNDEFINED) return weft__j_fail_undefined(run, a);
     if (b.kind == J_UNDEFINED) return weft__j_fail_undefined(run, b);
     if (op == J_OP_ADD && a.kind == b.kind && a_sequence)
-        return a.kind == J_STRING ? weft__j_concat(run, a, b) : join_lists(run, a, b);
+        return a.kind == J_STRING ? join_strings(run, a, b) : join_lists(run, a, b);
     if (op == J_OP_MUL && a_sequence && b_int) return repeat(run, a, ib);
     if (op == J_OP_MUL && a_int && b_sequence) return repeat(run, b, ia);
     if (op == J_OP_ADD && a_sequence)

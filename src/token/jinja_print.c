@@ -130,6 +130,7 @@ static void repr_text(struct jrun *run, struct jsink *sink, struct jvalue s)
 {
     bool single = memchr(s.text, '\'', s.len) != NULL && memchr(s.text, '"', s.len) == NULL;
     char quote = single ? '"' : '\'';
+    if (s.markup) weft__j_puts(run, sink, "Markup(");
     weft__j_write(run, sink, &quote, 1);
     for (const char *p = s.text, *end = p + s.len; p < end && run->status == WEFT_OK;) {
         const char *start = p;
@@ -150,6 +151,7 @@ static void repr_text(struct jrun *run, struct jsink *sink, struct jvalue s)
                       len > 0 ? (size_t)len : (size_t)(p - start));
     }
     weft__j_write(run, sink, &quote, 1);
+    if (s.markup) weft__j_puts(run, sink, ")");
     (void)weft__j_tick(run, (size_t)s.len * 8);
 }
 
