@@ -272,9 +272,8 @@ static weft_status disagree(weft_comm *comm, int rank, void *arg, weft_error *er
     case 10:
         op.tokens = rank == 0 ? 0 : 1;
         break;
-    default: /* two roots: neither waits, so they find out in the next operation */
-        WEFT__TRY(weft_comm_broadcast(comm, &broadcast, err));
-        return weft_comm_barrier(comm, err);
+    default: /* two roots */
+        return weft_comm_broadcast(comm, &broadcast, err);
     }
     return weft_comm_allreduce(comm, &op, err);
 }

@@ -25,7 +25,6 @@ struct weft__comm_kernels {
     struct weft__comm_rank *self;
     struct weft__comm_channel *channel;    /* of self, in this group */
     uint32_t epoch;                        /* of the operation that runs */
-    uint32_t met;                          /* the last epoch in which every peer's INPUT was seen */
     struct weft__comm_post post;           /* of the operation that runs */
     const uint8_t *input[WEFT__MAX_RANKS]; /* of each member, valid after meet() */
     bool peers_hold;                       /* some input has to be released */
@@ -252,22 +251,19 @@ static bool meet_all(struct weft__comm_kernels *k)
 {
     for (int member = 0; member < k->link.size; member++)
         if (!meet(k, member)) return false;
-    k->met = k->epoch;
     return true;
 }
 
-/* Starts the next epoch, after which this epoch's buffers may be written: they were last used two
- * epochs ago, and whoever has reached the epoch between has finished with them. After an operation
- * in which every rank waited for every other that is known already. */
-static bool begin(struct weft__comm_kernels *k, const struct weft__comm_post *post)
+/* Starts the next epoch. Its buffers are free: they were last used two epochs ago, and in the epoch
+ * between we met every peer, each of which had finished with the one before. So every operation has
+ * to meet every peer, a broadcast, too. */
+static void begin(struct weft__comm_kernels *k, const struct weft__comm_post *post)
 {
     uint32_t beat = atomic_load_explicit(&k->self->heartbeat, memory_order_relaxed);
     atomic_store_explicit(&k->self->heartbeat, beat + 1, memory_order_relaxed);
-    if (k->met != k->channel->epoch && !meet_all(k)) return false; /* of the last operation */
     k->epoch = k->channel->epoch + 1;
     k->post = *post;
     k->peers_hold = false;
-    return true;
 }
 
 /* Ends the epoch. An input in the caller's own memory is held until all peers have read it. */
@@ -454,7 +450,7 @@ static void reduce_rows(struct weft__comm_kernels *k, const struct weft__comm_re
 static void reduce(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args)
 {
     unsigned mode = enter_float_mode();
-    if (!begin(k, &args->post)) goto leave;
+    begin(k, &args->post);
     if (args->source == WEFT__SOURCE_STAGE) stage_rows(k, args);
     publish_input(k, args->source, args->op.x,
                   bytes_of(args->op.dtype, args->first * args->op.hidden));
@@ -510,13 +506,12 @@ static void all_gather(struct weft__comm_kernels *k, const struct weft__comm_mov
     end(k, false);
 }
 
-/* The root does not wait for the others; begin() of its next operation does. */
 static void broadcast(struct weft__comm_kernels *k, const struct weft__comm_move_args *args)
 {
     bool root = args->root == k->link.rank;
     if (root) stage_bytes(k, args, args->first + args->bytes);
     publish_input(k, root ? args->source : WEFT__SOURCE_STAGE, args->in, args->first);
-    if (!meet(k, args->root)) return;
+    if (!meet_all(k)) return;
     if (!root && args->bytes > 0)
         memcpy(args->out + args->first, k->input[args->root], args->bytes);
     end(k, false);
@@ -524,7 +519,7 @@ static void broadcast(struct weft__comm_kernels *k, const struct weft__comm_move
 
 static void move(struct weft__comm_kernels *k, const struct weft__comm_move_args *args)
 {
-    if (!begin(k, &args->post)) return;
+    begin(k, &args->post);
     if (args->post.op == WEFT__ALL_GATHER) {
         all_gather(k, args);
     } else if (args->post.op == WEFT__BROADCAST) {
@@ -558,7 +553,6 @@ static weft_status open_kernels(const struct weft__comm_link *link, bool portabl
     k->rows = weft__rows_pick(portable);
     k->self = link->world[link->world_rank[link->rank]];
     k->channel = &k->self->channel[link->channel];
-    k->met = link->first_epoch - 1;
     *out = k;
     return WEFT_OK;
 }
