@@ -112,6 +112,7 @@ static weft_status open_sched(struct weft_engine *e, weft_error *err)
         .max_outputs = limits->outputs,
         .max_running = e->plan.max_running,
         .max_queue = e->plan.max_queue,
+        .growth = WEFT__GROWTH,
         .context = e->plan.context,
         .vocab = e->arch.vocab,
         .usable_vocab = usable,
