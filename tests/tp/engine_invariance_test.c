@@ -1,0 +1,208 @@
+/* A row's logits have the same bits however its prompt is cut into chunks, whatever shares the
+ * batch, on any team size, and with portable kernels; every rank count gives the same tokens. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/engine.h"
+
+enum { PROMPT = 40, GENERATED = 6, OTHER = 23, PAGES = 16, VOCAB_MAX = 4096 };
+
+struct fixture {
+    const char *dir;
+    struct weft__arena arena;
+    struct weft__arch arch;
+    struct weft__checkpoint *checkpoint;
+};
+
+struct variant {
+    int size, threads;
+    bool portable;
+    int chunk;    /* of the prompt */
+    bool company; /* another sequence runs beside it */
+};
+
+struct result {
+    float logits[1 + GENERATED][VOCAB_MAX];
+};
+
+static int32_t prompt_token(const struct fixture *f, int sequence, int i)
+{
+    return (int32_t)((uint32_t)(i * 7919 + sequence * 104729 + 3) % (uint32_t)f->arch.vocab);
+}
+
+/* The batch of one step: rows [first, first + count) of sequence 0, and when in company also rows
+ * of sequence 1, on pages of its own, in front. */
+struct step {
+    int32_t token[2 * PROMPT], position[2 * PROMPT], output[1];
+    int64_t slot[2 * PROMPT];
+    int32_t pages[2][PAGES / 2];
+    struct weft__seq seq[2];
+    struct weft__batch batch;
+};
+
+static void add_rows(const struct fixture *f, struct step *s, int sequence, int first, int count,
+                     bool generated)
+{
+    struct weft__batch *b = &s->batch;
+    /* Interleaved and descending: a page table that is not used would show. */
+    for (int p = 0; p < PAGES / 2; p++) s->pages[sequence][p] = PAGES - 1 - 2 * p - sequence;
+    s->seq[b->seqs++] = (struct weft__seq){.row = b->tokens,
+                                           .count = count,
+                                           .kv_len = first + count,
+                                           .generated = generated,
+                                           .pages = s->pages[sequence]};
+    for (int i = first; i < first + count; i++) {
+        int32_t row = b->tokens++;
+        s->token[row] = prompt_token(f, sequence, i);
+        s->position[row] = i;
+        s->slot[row] = (int64_t)s->pages[sequence][i / WEFT__PAGE] * WEFT__PAGE + i % WEFT__PAGE;
+    }
+}
+
+static const float *run_step(const struct fixture *f, struct weft__ranks *ranks, int first,
+                             int count, bool generated, bool company)
+{
+    static struct step s;
+    memset(&s, 0, sizeof s);
+    s.batch = (struct weft__batch){.outputs = 1,
+                                   .token = s.token,
+                                   .position = s.position,
+                                   .slot = s.slot,
+                                   .seq = s.seq,
+                                   .output = s.output};
+    if (company) add_rows(f, &s, 1, 0, OTHER, false);
+    add_rows(f, &s, 0, first, count, generated);
+    s.output[0] = s.batch.tokens - 1;
+    const float *logits = NULL;
+    weft_error err = {0};
+    weft_status status = weft__ranks_step(ranks, &s.batch, &logits, &err);
+    if (status != WEFT_OK) fail_msg("%s: %s", f->dir, err.text);
+    return logits;
+}
+
+static void run(const struct fixture *f, const struct variant *v, struct result *out)
+{
+    const struct weft__ranks_options options = {
+        .size = v->size,
+        .threads = v->threads,
+        .portable = v->portable,
+        .timeout_ms = 60000,
+        .limits = {.tokens = 2 * PROMPT, .outputs = 1, .pages = PAGES, .context = 128}};
+    struct weft__ranks *ranks;
+    weft_error err;
+    if (weft__ranks_open(&f->arch, f->checkpoint, &options, &ranks, &err) != WEFT_OK)
+        fail_msg("%s: %s", f->dir, err.text);
+    size_t bytes = (size_t)f->arch.vocab * sizeof(float);
+    const float *logits = NULL;
+    for (int first = 0; first < PROMPT; first += v->chunk)
+        logits =
+            run_step(f, ranks, first, (int)weft__min(v->chunk, PROMPT - first), false, v->company);
+    memcpy(out->logits[0], logits, bytes);
+    for (int i = 0; i < GENERATED; i++) {
+        logits = run_step(f, ranks, PROMPT + i, 1, true, v->company);
+        memcpy(out->logits[1 + i], logits, bytes);
+    }
+    weft__ranks_close(ranks);
+}
+
+static void open_fixture(struct fixture *f, const char *dir)
+{
+    weft_error err;
+    *f = (struct fixture){.dir = dir};
+    if (weft__arch_load(dir, &f->arena, &f->arch, &err) != WEFT_OK ||
+        weft__checkpoint_open(dir, &f->checkpoint, &err) != WEFT_OK)
+        fail_msg("%s", err.text);
+    assert_true(f->arch.vocab <= VOCAB_MAX);
+}
+
+static void close_fixture(struct fixture *f)
+{
+    weft__checkpoint_close(f->checkpoint);
+    weft__arena_free(&f->arena);
+}
+
+static int64_t argmax(const float *row, int64_t n)
+{
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; i++)
+        if (row[i] > row[best]) best = i;
+    return best;
+}
+
+static void compare(const struct fixture *f, const struct variant *v, const struct result *base,
+                    const struct result *got, bool bits)
+{
+    for (int i = 0; i <= GENERATED; i++) {
+        const float *a = base->logits[i], *b = got->logits[i];
+        bool same = bits ? memcmp(a, b, (size_t)f->arch.vocab * sizeof *a) == 0
+                         : argmax(a, f->arch.vocab) == argmax(b, f->arch.vocab);
+        if (!same)
+            fail_msg("%s: row %d differs with %d ranks, %d threads, chunks of %d%s%s", f->dir, i,
+                     v->size, v->threads, v->chunk, v->portable ? ", portable" : "",
+                     v->company ? ", in company" : "");
+    }
+}
+
+static void check_model(const char *dir)
+{
+    static struct result base, got;
+    static const struct variant whole = {1, 1, false, PROMPT, false};
+    static const struct variant same_bits[] = {
+        {1, 1, false, 1, false},  {1, 1, false, 7, false},     {1, 1, false, 16, true},
+        {1, 3, false, 17, false}, {1, 2, false, PROMPT, true}, {1, 1, true, PROMPT, false},
+        {1, 2, true, 9, true},
+    };
+    static const struct variant same_tokens[] = {{2, 1, false, 7, true}, {5, 1, false, 40, false}};
+    static const struct variant two_again = {2, 2, false, PROMPT, false};
+    struct fixture f;
+    open_fixture(&f, dir);
+    run(&f, &whole, &base);
+    for (size_t i = 0; i < WEFT__COUNT(same_bits); i++) {
+        run(&f, &same_bits[i], &got);
+        compare(&f, &same_bits[i], &base, &got, true);
+    }
+    for (size_t i = 0; i < WEFT__COUNT(same_tokens); i++) {
+        run(&f, &same_tokens[i], &got);
+        compare(&f, &same_tokens[i], &base, &got, false);
+    }
+    /* Two ranks have bits of their own, which are as invariant. */
+    run(&f, &same_tokens[0], &base);
+    run(&f, &two_again, &got);
+    compare(&f, &two_again, &base, &got, true);
+    close_fixture(&f);
+}
+
+#define MODEL(name)                                                 \
+    static void name(void **state)                                  \
+    {                                                               \
+        (void)state;                                                \
+        check_model(WEFT_SOURCE_DIR "/tests/golden/models/" #name); \
+    }
+MODEL(llama)
+MODEL(qwen3)
+MODEL(qwen3_moe)
+MODEL(glm4_moe)
+MODEL(glm_moe_dsa)
+MODEL(deepseek_v3)
+
+static void atlas(void **state)
+{
+    (void)state;
+    check_model(WEFT_SOURCE_DIR "/models/atlas");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(llama),    cmocka_unit_test(qwen3),       cmocka_unit_test(qwen3_moe),
+        cmocka_unit_test(glm4_moe), cmocka_unit_test(glm_moe_dsa), cmocka_unit_test(deepseek_v3),
+        cmocka_unit_test(atlas),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
