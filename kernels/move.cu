@@ -71,20 +71,28 @@ extern "C" __global__ __launch_bounds__(WEFT__CUDA_THREADS) void weft__move(
     const struct weft__cuda_link *link = &a.link;
     uint32_t epoch = load_relaxed_u32(link->epoch);
     struct call call = {link, epoch, a.op, WEFT__INPUT, a.signature};
+    uint32_t ticket = draw_ticket(link, epoch);
+    struct patience last = {-1, 0, 0, 0};
     bool alive = true;
-    if (blockIdx.x == 0) send_arrival(link, epoch, a.signature);
+    if (blockIdx.x == 0) send_arrival(call);
     bool sends = a.op == WEFT__ALL_GATHER || (a.op == WEFT__BROADCAST && a.root == link->rank);
     if (sends && link->ranks > 1) {
         send_part(a, epoch);
-        send_flags(call, blockIdx.x);
+        __syncthreads(); /* the block's payload stores come before the fence */
+        if ((int)threadIdx.x < link->sends) {
+            __threadfence_system(); /* partner: await_flag() */
+            store_relaxed_u32(flag_of(call, link->send[threadIdx.x], blockIdx.x), epoch);
+        }
     }
     if (a.op != WEFT__BARRIER) {
         int from = a.op == WEFT__BROADCAST ? a.root : 0;
         int to = a.op == WEFT__BROADCAST ? a.root + 1 : link->ranks;
-        if (link->ranks > 1) alive = await_flags(call, blockIdx.x, from, to, alive);
+        int source = from + (int)threadIdx.x;
+        if (link->ranks > 1 && source < to) alive = await_flag(call, &last, source, blockIdx.x);
+        alive = __syncthreads_and(alive) != 0;
         for (int member = from; alive && member < to; member++)
             if (a.op != WEFT__BROADCAST || member != link->rank) receive_part(a, epoch, member);
     }
-    if (blockIdx.x == 0 && alive) (void)await_arrivals(call);
-    finish(link, epoch);
+    if (blockIdx.x == 0 && alive) await_arrivals(call, look_for_arrival(call));
+    finish(link, epoch, ticket);
 }

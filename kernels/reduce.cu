@@ -81,7 +81,9 @@ struct place {
     int groups;            /* of a row */
     int lane, warp, warps; /* warp: in the cluster */
     int block;             /* in the cluster */
+    int64_t first, step;   /* the cluster's rows: first, first + step, ... */
     bool alive;            /* false after a failure: go on without waiting or storing */
+    uint64_t arrival;      /* first block: the word that a peer has sent */
 };
 
 __device__ static inline bool in_row(const place &at, int group)
@@ -188,11 +190,31 @@ __device__ int try_take(const place &at, int64_t t, int group, int s, int to,
     return missing;
 }
 
+/* Waits for the last vector of a group from each source with one lane, which costs the link less
+ * than trying with all of them. */
+template <class T>
+__device__ void glance(place &at, struct patience *last, int64_t t, int group, int s, int to)
+{
+    int64_t rest = at.chunks - group * 32;
+    uint64_t offset = packed_offset<T>(at, t, group) + 512 * (T::WORDS / 2 - 1) +
+                      16 * ((rest < 32 ? rest - 1 : 31) - at.lane);
+    for (; s < to && at.alive; s++) {
+        if (s == at.a->link.rank) continue;
+        const char *word = half_of(&at.a->link, at.a->link.recv[s], at.call.epoch) + offset + 8;
+        for (uint32_t tries = 1; at.alive; tries++) {
+            uint64_t seen = at.lane == 0 ? load_relaxed_u64(word) : 0;
+            if (__shfl_sync(~0u, (uint32_t)(seen >> 32), 0) == at.call.epoch) break;
+            if (tries % TRIES == 0) at.alive = keep_waiting(at.call, last, s);
+        }
+    }
+}
+
 /* Waits for sources s .. s + COUNT - 1; for a whole warp. Plain data is there already. */
 template <class T, bool PACKED, int COUNT>
 __device__ void take(place &at, int64_t t, int group, int s, int to, vec16 (*in)[T::WORDS / 2])
 {
     struct patience last = {-1, 0, 0, 0};
+    if (PACKED && at.a->link.far) glance<T>(at, &last, t, group, s, min(s + COUNT, to));
     for (uint32_t tries = 1; at.alive; tries++) {
         int missing = in_row(at, group) ? try_take<T, PACKED, COUNT>(at, t, group, s, to, in) : -1;
         if (!PACKED || __all_sync(~0u, missing < 0)) return;
@@ -443,7 +465,10 @@ __device__ void finish_row(const place &at, int64_t out, keeper<T, ONE> &kept,
     }
 }
 
-/* ---- the kernel ---- */
+/* ---- rows of a cluster, a section at a time: plain data of a section has its flags together ----
+ */
+
+enum { SECTION = 4 };
 
 /* The rank that sums row t in a two-shot reduction, as weft_comm_share() has it. */
 __device__ static inline int owner_of(int64_t tokens, int ranks, int64_t t)
@@ -453,39 +478,93 @@ __device__ static inline int owner_of(int64_t tokens, int ranks, int64_t t)
     return (int)(more + (t - more * (base + 1)) / base);
 }
 
-/* Sends this rank's share of row t. */
-template <class T, bool PACKED> __device__ void send_input(const place &at, int64_t t)
+__device__ static inline int64_t row_of(const place &at, int64_t section, int i)
 {
-    for (int group = at.warp; group < at.groups; group += at.warps) {
-        uint32_t words[T::WORDS];
-        if (!in_row(at, group)) break;
-        form<T>(at, t, group, words);
-        send<T, PACKED>(at, t, group, words);
-    }
-    if (!PACKED) send_flags(at.call, t * at.a->cluster + at.block);
+    return at.first + (section * SECTION + i) * at.step;
 }
 
-/* Sums row t for everyone. */
-template <class T, bool PACKED> __device__ void send_sum(place &at, int64_t t)
+__device__ static inline bool summed_here(const place &at, int64_t t)
 {
-    int64_t flag = t * at.a->cluster + at.block;
-    if (!PACKED) at.alive = await_flags(at.call, flag, 0, at.a->link.ranks, at.alive);
-    for (int group = at.warp; group < at.groups; group += at.warps) {
-        uint32_t words[T::WORDS];
-        sum_up<T, PACKED>(at, t, t, group, words);
-        if (in_row(at, group) && at.alive) send<T, PACKED>(at, t, group, words);
-    }
-    if (!PACKED) send_flags(at.call, flag + at.a->tokens * at.a->cluster);
+    return t >= at.a->sum_first && t < at.a->sum_first + at.a->sum_rows;
 }
 
-/* s of row t, row `out` of the outputs, in storage form. owner: who has summed it, or -1. */
+/* Flags of inputs come first, flags of sums after those of all rows. */
+__device__ static inline int64_t flag_number(const place &at, int64_t t, bool sums)
+{
+    return (t + (sums ? at.a->tokens : 0)) * at.a->cluster + at.block;
+}
+
+/* Says that the section's inputs, or the sums made here, are in the slots. */
+__device__ static void send_flags(const place &at, int64_t section, bool sums)
+{
+    const struct weft__cuda_link *link = &at.a->link;
+    __syncthreads(); /* the block's payload stores come before the fence */
+    if (threadIdx.x >= 32) return;
+    __threadfence_system(); /* partner: await_flag() */
+    for (int i = at.lane; i < SECTION * link->sends; i += 32) {
+        int64_t t = row_of(at, section, i / link->sends);
+        if (t >= at.a->tokens || (sums && !summed_here(at, t))) continue;
+        store_relaxed_u32(flag_of(at.call, link->send[i % link->sends], flag_number(at, t, sums)),
+                          at.call.epoch);
+    }
+}
+
+/* Waits for all inputs of the rows summed here, or for the sums of all rows. */
+__device__ static void await_flags(place &at, int64_t section, bool sums)
+{
+    struct patience last = {-1, 0, 0, 0};
+    int ranks = at.a->link.ranks, sources = sums ? 1 : ranks;
+    bool alive = at.alive;
+    for (int i = (int)threadIdx.x; alive && i < SECTION * sources; i += (int)blockDim.x) {
+        int64_t t = row_of(at, section, i / sources);
+        if (t >= at.a->tokens || (!sums && !summed_here(at, t))) continue;
+        int source = sums ? owner_of(at.a->tokens, ranks, t) : i % sources;
+        alive = await_flag(at.call, &last, source, flag_number(at, t, sums));
+    }
+    at.alive = __syncthreads_and(alive) != 0;
+}
+
+/* Sends this rank's share of the section's rows. */
+template <class T, bool PACKED> __device__ void send_inputs(const place &at, int64_t section)
+{
+    for (int i = 0; i < SECTION; i++) {
+        int64_t t = row_of(at, section, i);
+        if (t >= at.a->tokens) break;
+        for (int group = at.warp; group < at.groups; group += at.warps) {
+            uint32_t words[T::WORDS];
+            if (!in_row(at, group)) break;
+            form<T>(at, t, group, words);
+            send<T, PACKED>(at, t, group, words);
+        }
+    }
+    if (!PACKED) send_flags(at, section, false);
+}
+
+/* Two-shot: sums what is to be summed here, for everyone. */
+template <class T, bool PACKED> __device__ void send_sums(place &at, int64_t section)
+{
+    if (!PACKED) await_flags(at, section, false);
+    for (int i = 0; i < SECTION; i++) {
+        int64_t t = row_of(at, section, i);
+        if (t >= at.a->tokens) break;
+        for (int group = at.warp; group < at.groups && summed_here(at, t); group += at.warps) {
+            uint32_t words[T::WORDS];
+            sum_up<T, PACKED>(at, t, t, group, words);
+            if (in_row(at, group) && at.alive) send<T, PACKED>(at, t, group, words);
+        }
+    }
+    if (!PACKED) send_flags(at, section, true);
+}
+
+/* s of row t, row `out` of the outputs, in storage form. */
 template <class T, bool PACKED>
-__device__ void receive(place &at, int64_t t, int64_t out, int group, int owner, uint32_t *words)
+__device__ void receive(place &at, int64_t t, int64_t out, int group, uint32_t *words)
 {
-    if (owner < 0) {
+    if (!at.a->two_shot) {
         sum_up<T, PACKED>(at, t, out, group, words);
         return;
     }
+    int owner = owner_of(at.a->tokens, at.a->link.ranks, t);
     vec16 in[1][T::WORDS / 2] = {};
     take<T, PACKED, 1>(at, t, group, owner, owner + 1, in);
 #pragma unroll
@@ -494,21 +573,14 @@ __device__ void receive(place &at, int64_t t, int64_t out, int group, int owner,
 
 /* The results of row t. */
 template <class T, bool ONE, bool PACKED>
-__device__ void receive_row(place &at, int64_t t, int64_t out, int owner, keeper<T, ONE> &kept,
-                            const uint32_t *weight, struct row_memory *memory)
+__device__ void receive_row(place &at, int64_t t, keeper<T, ONE> &kept, const uint32_t *weight,
+                            struct row_memory *memory)
 {
     const struct weft__cuda_reduce_args *a = at.a;
-    int64_t flag = t * a->cluster + at.block;
-    if (!PACKED && a->link.ranks > 1) {
-        if (owner < 0)
-            at.alive = await_flags(at.call, flag, 0, a->link.ranks, at.alive);
-        else
-            at.alive =
-                await_flags(at.call, flag + a->tokens * a->cluster, owner, owner + 1, at.alive);
-    }
+    int64_t out = t - a->out_first;
     for (int group = at.warp; group < at.groups; group += at.warps) {
         uint32_t *words = kept.at(at, group);
-        receive<T, PACKED>(at, t, out, group, owner, words);
+        receive<T, PACKED>(at, t, out, group, words);
         if (a->residual_out != 0 && in_row(at, group) && at.alive)
             store_chunk<T>(a->residual_out, out * at.chunks + group * 32 + at.lane, words);
         if (a->norm) {
@@ -519,7 +591,42 @@ __device__ void receive_row(place &at, int64_t t, int64_t out, int owner, keeper
         }
         if (ONE) break;
     }
+    /* It has arrived by now, and is here when it is wanted. */
+    if (blockIdx.x == 0) at.arrival = look_for_arrival(at.call);
     finish_row<T, ONE>(at, out, kept, weight, memory);
+}
+
+/* ---- the kernel ---- */
+
+/* Sends sections ahead of those it sums, and sums ahead of those it finishes, so that a link
+ * carries both directions at once. */
+template <class T, bool ONE, bool PACKED>
+__device__ void exchange(place &at, struct row_memory *memory, uint4 *kept_memory)
+{
+    const struct weft__cuda_reduce_args &a = *at.a;
+    keeper<T, ONE> kept;
+    if constexpr (!ONE) kept.memory = kept_memory;
+    uint32_t weight[T::WORDS] = {};
+    if (ONE && a.norm) load_weight<T>(at, at.warp, weight);
+    int64_t rows = at.first < a.tokens ? (a.tokens - at.first + at.step - 1) / at.step : 0;
+    int64_t sections = (rows + SECTION - 1) / SECTION, behind = a.two_shot ? 2 : 1, turn = 0;
+    for (int64_t s = 0; s < sections + behind; s++) {
+        if (s < sections && a.link.ranks > 1) send_inputs<T, PACKED>(at, s);
+        if (s == 0) clear_padding(at);
+        if (s == 0 && a.cluster > 1) cluster_wait(); /* partner: cluster_arrive() in reduce() */
+        if (a.two_shot && s >= 1 && s - 1 < sections) send_sums<T, PACKED>(at, s - 1);
+        if (s < behind) continue;
+        if (a.two_shot) at.call.phase = WEFT__SUM;
+        if (!PACKED && a.link.ranks > 1) await_flags(at, s - behind, a.two_shot != 0);
+        for (int i = 0; i < SECTION; i++) {
+            int64_t t = row_of(at, s - behind, i);
+            if (t >= a.tokens) break;
+            if (t < a.out_first || t >= a.out_first + a.out_rows) continue;
+            receive_row<T, ONE, PACKED>(at, t, kept, weight, memory + turn);
+            turn ^= 1;
+        }
+        at.call.phase = WEFT__INPUT;
+    }
 }
 
 template <class T, bool ONE, bool PACKED>
@@ -527,7 +634,7 @@ __device__ void reduce(const struct weft__cuda_reduce_args &a)
 {
     __shared__ struct row_memory memory[2]; /* by turns: a block may be a row behind another */
     extern __shared__ uint4 kept_memory[];
-    if (a.cluster > 1) cluster_arrive(); /* partner: cluster_wait() below; all blocks have begun */
+    if (a.cluster > 1) cluster_arrive(); /* all blocks have begun when exchange() waits for it */
     grid_wait();
     if (!a.late_release) grid_release();
     const struct weft__cuda_link *link = &a.link;
@@ -541,31 +648,16 @@ __device__ void reduce(const struct weft__cuda_reduce_args &a)
                 block * warps + (int)threadIdx.x / 32,
                 warps * a.cluster,
                 block,
-                true};
-    keeper<T, ONE> kept;
-    if constexpr (!ONE) kept.memory = kept_memory;
-    uint32_t weight[T::WORDS] = {};
-    if (ONE && a.norm) load_weight<T>(at, at.warp, weight);
-    int64_t first = blockIdx.x / a.cluster, step = gridDim.x / a.cluster;
-    if (blockIdx.x == 0) send_arrival(link, epoch, a.signature);
-    if (link->ranks > 1)
-        for (int64_t t = first; t < a.tokens; t += step) send_input<T, PACKED>(at, t);
-    clear_padding(at);
-    if (a.two_shot) {
-        for (int64_t t = first; t < a.tokens; t += step)
-            if (t >= a.own_first && t < a.own_first + a.own_rows) send_sum<T, PACKED>(at, t);
-        at.call.phase = WEFT__SUM;
-    }
-    if (a.cluster > 1) cluster_wait();
-    for (int64_t t = first, turn = 0; t < a.tokens; t += step) {
-        if (t < a.out_first || t >= a.out_first + a.out_rows) continue;
-        int owner = a.two_shot ? owner_of(a.tokens, link->ranks, t) : -1;
-        receive_row<T, ONE, PACKED>(at, t, t - a.out_first, owner, kept, weight, memory + turn);
-        turn ^= 1;
-    }
+                blockIdx.x / a.cluster,
+                gridDim.x / a.cluster,
+                true,
+                0};
+    if (blockIdx.x == 0) send_arrival(at.call);
+    uint32_t ticket = draw_ticket(link, epoch);
+    exchange<T, ONE, PACKED>(at, memory, kept_memory);
     if (a.late_release) grid_release();
-    if (blockIdx.x == 0 && at.alive) (void)await_arrivals(at.call);
-    finish(link, epoch);
+    if (blockIdx.x == 0 && at.alive && link->ranks > 1) await_arrivals(at.call, at.arrival);
+    finish(link, epoch, ticket);
 }
 
 /* ---- instances ---- */

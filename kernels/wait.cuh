@@ -3,8 +3,8 @@
  * Every word that ranks exchange is written and read with system scope:
  *   packed word    st.relaxed / ld.relaxed: data and epoch are one 8-byte access, so nothing has to
  *                  be ordered
- *   flag           st.release after a block barrier, which orders all payload stores of the block
- *                  before it; partner: ld.acquire before a block barrier, then the payload loads
+ *   flag           st.relaxed after a block barrier and a fence, which order all payload stores of
+ *                  the block before it; partner: ld.acquire, a block barrier, the payload loads
  *   arrival word   st.relaxed / ld.relaxed: one 8-byte access; it carries no payload with it, and
  *                  says that the sender's earlier kernels are complete (grid_wait came first)
  * A reader trusts only words that hold the current epoch, so halves need no clearing. */
@@ -57,6 +57,11 @@ __device__ static inline uint32_t load_acquire_u32(const void *p)
     uint32_t v;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
+}
+
+__device__ static inline void store_relaxed_u32(char *p, uint32_t v)
+{
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 __device__ static inline void store_release_u32(uint64_t p, uint32_t v)
@@ -158,28 +163,29 @@ __device__ static inline char *half_of(const struct weft__cuda_link *link, uint6
 /* The first thread of this rank to fail writes the record; everyone's poison is raised. */
 __device__ static void fail(const struct call &call, int peer, uint32_t kind, uint64_t elapsed)
 {
-    const struct weft__cuda_link *link = call.link;
-    if (atomicCAS((uint32_t *)link->claimed, 0u, 1u) != 0) return;
-    struct weft__comm_rank *mine = (struct weft__comm_rank *)link->control[link->rank];
+    struct weft__cuda_watch *watch = (struct weft__cuda_watch *)call.link->watch;
+    if (atomicCAS(&watch->claimed, 0u, 1u) != 0) return;
+    struct weft__comm_rank *mine = (struct weft__comm_rank *)watch->control[call.link->rank];
     volatile struct weft__cuda_record *record = (volatile struct weft__cuda_record *)mine->record;
-    record->rank = link->world_rank[link->rank];
-    record->peer = link->world_rank[peer];
+    record->rank = watch->world_rank[call.link->rank];
+    record->peer = watch->world_rank[peer];
     record->kind = (uint16_t)kind;
     record->op = call.op;
     record->phase = call.phase;
     record->epoch = call.epoch;
-    record->channel = (uint32_t)link->channel;
+    record->channel = watch->channel;
     record->elapsed_ns = elapsed;
     store_release_u32((uint64_t)&record->state, 1); /* partner: the host's acquire of state */
-    store_release_u32(link->poison, 1);
+    store_release_u32(watch->poison, 1);
 }
 
 /* A look at the clock while `peer` is waited for: false when waiting has no use any more. */
 __device__ static __noinline__ bool keep_waiting(struct call call, struct patience *last, int peer)
 {
     const struct weft__cuda_link *link = call.link;
-    const struct weft__comm_rank *theirs = (const struct weft__comm_rank *)link->control[peer];
-    if (load_relaxed_u32(link->poison) != 0 || load_relaxed_u32(link->fault) != 0) return false;
+    const struct weft__cuda_watch *watch = (const struct weft__cuda_watch *)link->watch;
+    const struct weft__comm_rank *theirs = (const struct weft__comm_rank *)watch->control[peer];
+    if (load_relaxed_u32(watch->poison) != 0 || load_relaxed_u32(watch->fault) != 0) return false;
     uint64_t word = load_relaxed_u64(half_of(link, link->recv[peer], call.epoch));
     if ((uint32_t)word == call.epoch && (uint32_t)(word >> 32) != call.signature) {
         fail(call, peer, WEFT__FAULT_MISMATCH, 0);
@@ -187,7 +193,7 @@ __device__ static __noinline__ bool keep_waiting(struct call call, struct patien
     }
     uint64_t now = now_ns(), elapsed = now - last->since;
     /* A rank closes when its kernels are complete: what it has not sent by then does not come. */
-    uint32_t closed = load_acquire_u32(&theirs->channel[link->channel].closed);
+    uint32_t closed = load_acquire_u32(&theirs->channel[watch->channel].closed);
     if (peer == last->peer && last->closed != 0) {
         fail(call, peer, WEFT__FAULT_CLOSED, elapsed);
         return false;
@@ -197,80 +203,80 @@ __device__ static __noinline__ bool keep_waiting(struct call call, struct patien
         *last = {peer, beat, closed, now};
         return true;
     }
-    if (elapsed <= load_relaxed_u64((const void *)link->budget_ns)) return true;
+    if (elapsed <= watch->budget_ns) return true;
     fail(call, peer, WEFT__FAULT_TIMEOUT, elapsed);
     return false;
 }
 
 /* ---- begin and end of an operation ---- */
 
-/* For each thread of a rank's first block that has the number of a slot to send to. */
-__device__ static inline void send_arrival(const struct weft__cuda_link *link, uint32_t epoch,
-                                           uint32_t signature)
+/* The ticket of a block that knows the epoch, from its first thread. The last block to draw one
+ * will advance the epoch. */
+__device__ static inline uint32_t draw_ticket(const struct weft__cuda_link *link, uint32_t epoch)
 {
-    if ((int)threadIdx.x < link->sends)
-        store_relaxed_u64(half_of(link, link->send[threadIdx.x], epoch),
-                          (uint64_t)signature << 32 | epoch);
+    if (threadIdx.x != 0) return 0;
+    /* An epoch is never 0; the sum depends on the load of the epoch, so it comes after it. */
+    return atomicAdd((uint32_t *)link->done, epoch != 0 ? 1u : 0u);
 }
 
-/* Every peer runs this operation, and the same one. So nobody is more than one epoch ahead, which
- * is why two halves suffice, also for operations in which not all ranks wait for all others. */
-__device__ static inline bool await_arrivals(struct call call)
+/* The next kernel, or the next replay of a graph, finds the new epoch. 0 is never an epoch, and
+ * neighbours differ in their lowest bit. */
+__device__ static inline void finish(const struct weft__cuda_link *link, uint32_t epoch,
+                                     uint32_t ticket)
 {
-    const struct weft__cuda_link *link = call.link;
-    struct patience last = {-1, 0, 0, 0};
-    int peer = (int)threadIdx.x;
-    if (peer >= link->ranks || peer == link->rank) return true;
-    call.phase = WEFT__INPUT;
-    const char *word = half_of(link, link->recv[peer], call.epoch);
-    for (uint32_t tries = 1;; tries++) {
-        uint64_t seen = load_relaxed_u64(word);
-        if ((uint32_t)seen == call.epoch) {
-            if ((uint32_t)(seen >> 32) == call.signature) return true;
-            fail(call, peer, WEFT__FAULT_MISMATCH, 0);
-            return false;
-        }
-        if (tries % TRIES == 0 && !keep_waiting(call, &last, peer)) return false;
-    }
-}
-
-/* The last block of the grid advances the epoch: the next kernel, or the next replay of a graph,
- * finds it there. 0 is never an epoch, and neighbours differ in their lowest bit. */
-__device__ static inline void finish(const struct weft__cuda_link *link, uint32_t epoch)
-{
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    __threadfence();
-    if (atomicAdd((uint32_t *)link->done, 1u) + 1 != gridDim.x) return;
+    if (threadIdx.x != 0 || ticket + 1 != gridDim.x) return;
     *(uint32_t *)link->done = 0;
     *(uint32_t *)link->epoch = epoch == 0xffffffffu ? 2 : epoch + 1;
 }
 
-/* ---- flags ---- */
-
-__device__ static inline void send_flags(struct call call, int64_t flag)
+/* For each thread of a rank's first block that has the number of a slot to send to. */
+__device__ static inline void send_arrival(struct call call)
 {
     const struct weft__cuda_link *link = call.link;
-    __syncthreads(); /* the block's payload stores come before the release below */
     if ((int)threadIdx.x < link->sends)
-        store_release_u32((uint64_t)half_of(link, link->send[threadIdx.x], call.epoch) +
-                              WEFT__CUDA_FLAG_AT + 4 * (uint64_t)flag,
-                          call.epoch);
+        store_relaxed_u64(half_of(link, link->send[threadIdx.x], call.epoch),
+                          (uint64_t)call.signature << 32 | call.epoch);
 }
 
-/* Flags of sources from .. to - 1, for the whole block; partner: send_flags. */
-__device__ static inline bool await_flags(struct call call, int64_t flag, int from, int to,
-                                          bool alive)
+/* The word of the peer that has this thread's number; of this rank itself when there is none. */
+__device__ static inline uint64_t look_for_arrival(struct call call)
+{
+    const struct weft__cuda_link *link = call.link;
+    uint64_t expected = (uint64_t)call.signature << 32 | call.epoch;
+    if ((int)threadIdx.x >= link->ranks || link->ranks == 1) return expected;
+    return load_relaxed_u64(half_of(link, link->recv[threadIdx.x], call.epoch));
+}
+
+/* Every peer runs this operation, and the same one. So nobody is more than one epoch ahead, which
+ * is why two halves suffice, also for operations in which not all ranks wait for all others.
+ * `seen` is what look_for_arrival() found. */
+__device__ static inline void await_arrivals(struct call call, uint64_t seen)
 {
     struct patience last = {-1, 0, 0, 0};
-    int source = from + (int)threadIdx.x;
-    if (alive && source < to) {
-        const char *word =
-            half_of(call.link, call.link->recv[source], call.epoch) + WEFT__CUDA_FLAG_AT + 4 * flag;
-        for (uint32_t tries = 1; alive && load_acquire_u32(word) != call.epoch; tries++)
-            if (tries % TRIES == 0) alive = keep_waiting(call, &last, source);
+    int peer = (int)threadIdx.x;
+    call.phase = WEFT__INPUT;
+    for (uint32_t tries = 1; (uint32_t)seen != call.epoch; tries++) {
+        if (tries % TRIES == 0 && !keep_waiting(call, &last, peer)) return;
+        seen = look_for_arrival(call);
     }
-    return __syncthreads_and(alive) != 0;
+    if ((uint32_t)(seen >> 32) != call.signature) fail(call, peer, WEFT__FAULT_MISMATCH, 0);
+}
+
+/* ---- flags ---- */
+
+__device__ static inline char *flag_of(struct call call, uint64_t slot, int64_t flag)
+{
+    return half_of(call.link, slot, call.epoch) + WEFT__CUDA_FLAG_AT + 4 * flag;
+}
+
+/* Of one source; for one thread, which hands over to its block by a barrier. */
+__device__ static inline bool await_flag(struct call call, struct patience *last, int source,
+                                         int64_t flag)
+{
+    const char *word = flag_of(call, call.link->recv[source], flag);
+    for (uint32_t tries = 1; load_acquire_u32(word) != call.epoch; tries++)
+        if (tries % TRIES == 0 && !keep_waiting(call, last, source)) return false;
+    return true;
 }
 
 #endif

@@ -65,7 +65,7 @@ for what in "$@"; do
     case $what in
     test)
         for source in tests/conform/comm_cuda_*_test.c; do
-            timeout 240 $build/"$(basename "$source" .c)" || status=1
+            timeout 150 $build/"$(basename "$source" .c)" || status=1
         done 2>&1 | tee "$out/test.log"
         ;;
     sanitize)

@@ -19,7 +19,7 @@
 enum {
     WEFT__CUDA_CLUSTER_MAX =
         8,                    /* most blocks that share a row: what every chip with clusters has */
-    WEFT__CUDA_THREADS = 512, /* most threads of a block */
+    WEFT__CUDA_THREADS = 384, /* most threads of a block */
     WEFT__CUDA_GROUP = 256,   /* elements that a warp handles at once, 8 a thread */
     WEFT__CUDA_FLAG_AT = 64,  /* offset of the flags in a half slot */
 };
@@ -36,23 +36,31 @@ struct weft__cuda_record {
 };
 WEFT__SIZE_IS(struct weft__cuda_record, 32);
 
+/* What a wait that lasts looks at, in device memory. */
+struct weft__cuda_watch {
+    uint64_t budget_ns; /* how long a silent rank is waited for */
+    /* pinned host memory: */
+    uint64_t control[WEFT_COMM_RANKS_MAX]; /* struct weft__comm_rank, by rank */
+    uint64_t poison;                       /* uint32_t of the world: a kernel has failed */
+    uint64_t fault;                        /* struct weft__comm_fault of the session */
+    uint32_t claimed;                      /* a thread of this rank writes the record */
+    uint32_t channel;
+    uint8_t world_rank[WEFT_COMM_RANKS_MAX];
+};
+WEFT__SIZE_IS(struct weft__cuda_watch, 8 + 16 * 8 + 16 + 8 + 16);
+
 /* The same in every call on one communicator and path. */
 struct weft__cuda_link {
     uint64_t send[WEFT_COMM_RANKS_MAX]; /* slots written */
     uint64_t recv[WEFT_COMM_RANKS_MAX]; /* slots read, by source */
     uint64_t half_bytes, packed_at, plain_at;
-    uint64_t epoch;     /* uint32_t: of the next operation; advanced by the last block */
-    uint64_t done;      /* uint32_t: blocks that have finished */
-    uint64_t claimed;   /* uint32_t: a thread of this rank writes the record */
-    uint64_t budget_ns; /* uint64_t: how long a silent rank is waited for */
-    /* pinned host memory: */
-    uint64_t control[WEFT_COMM_RANKS_MAX]; /* struct weft__comm_rank, by rank */
-    uint64_t poison;                       /* uint32_t of the world: a kernel has failed */
-    uint64_t fault;                        /* struct weft__comm_fault of the session */
-    int32_t sends, ranks, rank, channel;
-    uint8_t world_rank[WEFT_COMM_RANKS_MAX];
+    uint64_t epoch; /* uint32_t: of the next operation; advanced by the last block */
+    uint64_t done;  /* uint32_t: blocks that have read the epoch */
+    uint64_t watch; /* struct weft__cuda_watch */
+    int32_t sends, ranks, rank;
+    uint32_t far; /* peers' slots are across a slow link: look with one lane before all read */
 };
-WEFT__SIZE_IS(struct weft__cuda_link, 16 * 16 + 7 * 8 + 16 * 8 + 16 + 16 + 16);
+WEFT__SIZE_IS(struct weft__cuda_link, 16 * 16 + 6 * 8 + 16);
 
 /* weft_reduce, cut to the rows of one launch. The grid is clusters of `cluster` blocks. */
 struct weft__cuda_reduce_args {
@@ -62,7 +70,7 @@ struct weft__cuda_reduce_args {
     int64_t top_k, expert_rows;
     int64_t tokens, hidden;
     int64_t out_first, out_rows; /* rows of the launch whose results this rank stores */
-    int64_t own_first, own_rows; /* two-shot: rows of the launch that this rank sums */
+    int64_t sum_first, sum_rows; /* rows of the launch that this rank sums */
     int64_t scale_row;           /* swizzled scales: row of the whole matrix that out_first is */
     int64_t pad_rows;            /* swizzled scales: rows whose padding this launch clears */
     float norm_eps, quant_scale; /* quant_scale: NVFP4: its inverse */

@@ -5,7 +5,7 @@
 
 #include "base/numerics.h"
 
-enum { GUARD = 256, CANARY = 0xa5, CASES = 160, BUFFERS = 11 };
+enum { GUARD = 256, CANARY = 0xa5, CASES = 160, BUFFERS = 11, ARENA_BYTES = 96 << 20 };
 enum { X, EXPERT, SLOTS, GATES, SHARED, RESIDUAL, WEIGHT, S, Y, CODES, SCALES };
 
 struct plan { /* one operation; equal on all ranks */
@@ -127,20 +127,19 @@ static void sizes_of(const struct plan *plan, int64_t out_rows, struct memory *m
     m->bytes[SCALES] = scales[plan->quant];
 }
 
-static void memory_free(const weft_comm *comm, struct memory *m)
+static void memory_free(struct memory *m)
 {
-    for (int b = 0; b < BUFFERS; b++) {
-        free(m->host[b]);
-        if (m->gpu[b] != NULL) gpu_free(comm, m->gpu[b]);
-    }
+    for (int b = 0; b < BUFFERS; b++) free(m->host[b]);
     free(m->back);
 }
 
 /* Inputs filled, outputs and guards poisoned, on both sides alike. */
-static weft_status memory_make(const weft_comm *comm, const struct plan *plan, int rank,
-                               struct memory *m, weft_error *err)
+static weft_status memory_make(struct gpu_rank *self, const struct plan *plan, struct memory *m,
+                               weft_error *err)
 {
     size_t most = 0;
+    int rank = self->rank;
+    self->used = 0;
     int64_t width = (int64_t)width_of(plan->dtype);
     for (int b = 0; b < BUFFERS; b++) {
         size_t all = m->bytes[b] + 2 * GUARD;
@@ -159,8 +158,9 @@ static weft_status memory_make(const weft_comm *comm, const struct plan *plan, i
                 (int32_t)pick_from(&state, -1, plan->experts);
         for (size_t i = 0; i < m->bytes[b] / 4 && b == GATES; i++)
             ((float *)(void *)(m->host[b] + GUARD))[i] = (float)pick_from(&state, 0, 999) / 1000.0f;
-        WEFT__TRY(gpu_alloc(comm, all, (void **)&m->gpu[b], err));
-        WEFT__TRY(gpu_write(comm, m->gpu[b], m->host[b], all, err));
+        m->gpu[b] = gpu_take(self, all);
+        if (m->gpu[b] == NULL) return weft__fail(err, WEFT_NO_MEMORY, "the arena is too small");
+        WEFT__TRY(gpu_write(self->comm, m->gpu[b], m->host[b], all, err));
     }
     m->back = malloc(most);
     return WEFT_OK;
@@ -214,14 +214,16 @@ static weft_status compare(const weft_comm *comm, const struct plan *plan, struc
     return WEFT_OK;
 }
 
-static weft_status run_case(weft_comm *cpu, weft_comm *gpu, const struct plan *plan, int rank,
+static weft_status run_case(struct gpu_rank *self, weft_comm *cpu, const struct plan *plan,
                             weft_error *err)
 {
     struct memory m = {0};
+    weft_comm *gpu = self->comm;
     int64_t first, out_rows = plan->tokens;
-    if (plan->scatter) out_rows = weft_comm_share(plan->tokens, weft_comm_size(cpu), rank, &first);
+    if (plan->scatter)
+        out_rows = weft_comm_share(plan->tokens, weft_comm_size(cpu), self->rank, &first);
     sizes_of(plan, out_rows, &m);
-    weft_status status = memory_make(gpu, plan, rank, &m, err);
+    weft_status status = memory_make(self, plan, &m, err);
     weft_reduce on_cpu = operation_of(plan, &m, m.host), on_gpu = operation_of(plan, &m, m.gpu);
     gpu->algorithm = plan->algorithm;
     weft__cuda_tune(gpu->kernels, &plan->tuning);
@@ -231,29 +233,29 @@ static weft_status run_case(weft_comm *cpu, weft_comm *gpu, const struct plan *p
     if (status == WEFT_OK) status = call(cpu, &on_cpu, err);
     if (status == WEFT_OK) status = weft_comm_sync(gpu, err);
     if (status == WEFT_OK) status = compare(gpu, plan, &m, err);
-    memory_free(gpu, &m);
+    memory_free(&m);
     return status;
 }
 
-static weft_status run_cases(weft_comm *gpu, int rank, void *arg, weft_error *err)
+static weft_status run_cases(struct gpu_rank *self, weft_error *err)
 {
-    const struct job *job = arg;
+    const struct job *job = self->arg;
     weft_comm *cpu = NULL;
-    gpu_enter(gpu);
-    weft_status status = weft_comm_open(job->cpu, rank, &cpu, err);
+    weft_status status = weft_comm_open(job->cpu, self->rank, &cpu, err);
     uint64_t state = job->seed;
     for (int i = 0; i < job->cases && status == WEFT_OK; i++) {
-        struct plan plan = pick_plan(&state, gpu->kernels->usable);
-        status = run_case(cpu, gpu, &plan, rank, err);
+        struct plan plan = pick_plan(&state, self->comm->kernels->usable);
+        status = run_case(self, cpu, &plan, err);
     }
-    if (status != WEFT_OK) weft_comm_abort(cpu, "the GPU rank failed");
+    if (status != WEFT_OK && cpu != NULL) weft_comm_abort(cpu, err->text);
     weft_comm_close(cpu);
     return status;
 }
 
 /* ---- bytes: all_gather and broadcast of every alignment, groups ---- */
 
-static weft_status gather_case(weft_comm *gpu, uint64_t *state, weft_error *err)
+static weft_status gather_case(struct gpu_rank *self, weft_comm *gpu, uint64_t *state,
+                               weft_error *err)
 {
     int p = weft_comm_size(gpu), me = weft_comm_rank(gpu);
     size_t unit = pick_from(state, 0, 1) == 1 ? 16 : 1, row_bytes[WEFT__MAX_RANKS], sum = 0;
@@ -263,11 +265,11 @@ static weft_status gather_case(weft_comm *gpu, uint64_t *state, weft_error *err)
         sum += row_bytes[m];
     }
     size_t mine = row_bytes[me] * (size_t)rows, all = sum * (size_t)rows;
-    uint8_t *in = malloc(mine + 1), *out = malloc(all + 1), *gpu_in = NULL, *gpu_out = NULL;
+    uint8_t *in = malloc(mine + 1), *out = malloc(all + 1);
+    self->used = 0;
+    uint8_t *gpu_in = gpu_take(self, mine + 16), *gpu_out = gpu_take(self, all + 16);
     for (size_t i = 0; i < mine; i++) in[i] = (uint8_t)((size_t)me * 61 + i * 7 + i / 251);
     memset(out, CANARY, all + 1);
-    WEFT__TRY(gpu_alloc(gpu, mine + 16, (void **)&gpu_in, err));
-    WEFT__TRY(gpu_alloc(gpu, all + 16, (void **)&gpu_out, err));
     WEFT__TRY(gpu_write(gpu, gpu_in, in, mine, err));
     WEFT__TRY(gpu_write(gpu, gpu_out, out, all + 1, err));
     weft_gather op = {.rows = rows, .row_bytes_of = row_bytes, .in = gpu_in, .out = gpu_out};
@@ -284,20 +286,19 @@ static weft_status gather_case(weft_comm *gpu, uint64_t *state, weft_error *err)
             }
     free(in);
     free(out);
-    gpu_free(gpu, gpu_in);
-    gpu_free(gpu, gpu_out);
     return right ? WEFT_OK : weft__fail(err, WEFT_INTERNAL, "all_gather: wrong bytes");
 }
 
-static weft_status broadcast_case(weft_comm *gpu, uint64_t *state, weft_error *err)
+static weft_status broadcast_case(struct gpu_rank *self, weft_comm *gpu, uint64_t *state,
+                                  weft_error *err)
 {
     size_t bytes = (size_t)pick_from(state, 0, 70000);
     int root = (int)pick_from(state, 0, weft_comm_size(gpu) - 1);
-    uint8_t *data = malloc(bytes + 1), *memory = NULL;
+    self->used = 0;
+    uint8_t *data = malloc(bytes + 1), *memory = gpu_take(self, bytes + 16);
     bool sends = root == weft_comm_rank(gpu), right = true;
     memset(data, CANARY, bytes + 1);
     for (size_t i = 0; i < bytes && sends; i++) data[i] = (uint8_t)(i * 13 + (size_t)root);
-    WEFT__TRY(gpu_alloc(gpu, bytes + 16, (void **)&memory, err));
     WEFT__TRY(gpu_write(gpu, memory, data, bytes + 1, err));
     WEFT__TRY(weft_comm_broadcast(gpu, &(weft_broadcast){root, bytes, memory}, err));
     WEFT__TRY(weft_comm_barrier(gpu, err));
@@ -306,24 +307,24 @@ static weft_status broadcast_case(weft_comm *gpu, uint64_t *state, weft_error *e
     for (size_t i = 0; i < bytes; i++) right = right && data[i] == (uint8_t)(i * 13 + (size_t)root);
     right = right && data[bytes] == CANARY;
     free(data);
-    gpu_free(gpu, memory);
     return right ? WEFT_OK : weft__fail(err, WEFT_INTERNAL, "broadcast: wrong bytes");
 }
 
-static weft_status move_cases(weft_comm *gpu, int rank, void *arg, weft_error *err)
+static weft_status move_cases(struct gpu_rank *self, weft_error *err)
 {
-    uint64_t state = *(const uint64_t *)arg;
-    gpu_enter(gpu);
+    weft_comm *gpu = self->comm;
+    int rank = self->rank;
+    uint64_t state = *(const uint64_t *)self->arg;
     weft_comm *group = NULL;
     WEFT__TRY(weft_comm_split(gpu, rank % 2, -rank, &group, err));
     for (int i = 0; i < 12; i++) {
         struct weft__cuda_tuning tuning = {.path = (weft_path)(1 + i % 3)};
         if ((gpu->kernels->usable >> tuning.path & 1) == 0) tuning.path = WEFT_PATH_AUTO;
         weft__cuda_tune(gpu->kernels, &tuning);
-        WEFT__TRY(gather_case(gpu, &state, err));
-        WEFT__TRY(broadcast_case(gpu, &state, err));
+        WEFT__TRY(gather_case(self, gpu, &state, err));
+        WEFT__TRY(broadcast_case(self, gpu, &state, err));
         uint64_t ours = state + (uint64_t)(rank % 2);
-        WEFT__TRY(gather_case(group, &ours, err));
+        WEFT__TRY(gather_case(self, group, &ours, err));
     }
     return WEFT_OK;
 }
@@ -343,7 +344,7 @@ static void bits_are_the_cpus(void **state)
         int cases = place->brief ? 6 : CASES;
         struct job job = {cpu, p, cases, 77 + (uint64_t)p};
         uint64_t begun = weft__now_ns();
-        ranks_succeed(gpu, p, run_cases, &job);
+        gpu_ranks_succeed(gpu, p, run_cases, &job, ARENA_BYTES);
         printf("p = %d: %d operations, %.1f s\n", p, cases, (double)(weft__now_ns() - begun) / 1e9);
         (void)fflush(stdout);
         weft_world_destroy(cpu);
@@ -359,7 +360,7 @@ static void bytes_arrive(void **state)
             (weft_world_options){.size = p, .cuda_devices = place->ordinal, .timeout_ms = 20000},
             (struct weft__tuning){0});
         uint64_t seed = 5;
-        ranks_succeed(gpu, p, move_cases, &seed);
+        gpu_ranks_succeed(gpu, p, move_cases, &seed, ARENA_BYTES);
         weft_world_destroy(gpu);
     }
 }

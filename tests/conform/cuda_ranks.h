@@ -47,6 +47,30 @@ static inline weft_status gpu_check(const weft_comm *comm, CUresult result, cons
     return result == CUDA_SUCCESS ? WEFT_OK : weft__cuda_fail(gpu_driver(comm), result, what, err);
 }
 
+/* ---- ranks with memory: allocating and freeing may wait for the whole device, and so for kernels
+ * that wait for this rank; so it happens when no kernel runs ---- */
+
+struct gpu_rank {
+    weft_comm *comm;
+    int rank;
+    void *arg;
+    uint8_t *arena;
+    size_t used, bytes;
+    pthread_barrier_t *meet;
+};
+
+typedef weft_status gpu_fn(struct gpu_rank *self, weft_error *err);
+
+/* From the rank's arena, NULL when it is full; used = 0 gives it all back. */
+static inline void *gpu_take(struct gpu_rank *self, size_t bytes)
+{
+    size_t at = self->used;
+    bytes = (bytes + 255) / 256 * 256;
+    if (self->bytes - at < bytes) return NULL;
+    self->used += bytes;
+    return self->arena + at;
+}
+
 static inline weft_status gpu_alloc(const weft_comm *comm, size_t bytes, void **out,
                                     weft_error *err)
 {
@@ -75,6 +99,52 @@ static inline weft_status gpu_read(const weft_comm *comm, void *to, const void *
     if (bytes == 0) return WEFT_OK;
     return gpu_check(comm, gpu_driver(comm)->to_host(to, (CUdeviceptr)(uintptr_t)from, bytes),
                      "reading", err);
+}
+
+struct gpu_job {
+    gpu_fn *fn;
+    void *arg;
+    size_t arena_bytes;
+    pthread_barrier_t meet;
+};
+
+static inline weft_status gpu_rank_run(weft_comm *comm, int rank, void *arg, weft_error *err)
+{
+    struct gpu_job *job = arg;
+    struct gpu_rank self = {comm, rank, job->arg, NULL, 0, job->arena_bytes, &job->meet};
+    gpu_enter(comm);
+    weft_status status = gpu_alloc(comm, job->arena_bytes, (void **)&self.arena, err);
+    (void)pthread_barrier_wait(&job->meet);
+    if (status == WEFT_OK) status = job->fn(&self, err);
+    if (weft_comm_sync(comm, NULL) != WEFT_OK && status == WEFT_OK)
+        status = weft_comm_sync(comm, err);
+    (void)pthread_barrier_wait(&job->meet);
+    if (self.arena != NULL) gpu_free(comm, self.arena);
+    (void)pthread_barrier_wait(&job->meet);
+    return status;
+}
+
+static inline void gpu_ranks_run(weft_world *world, int size, gpu_fn *fn, void *arg,
+                                 size_t arena_bytes, struct rank_result *results)
+{
+    struct gpu_job job = {.fn = fn, .arg = arg, .arena_bytes = arena_bytes};
+    (void)pthread_barrier_init(&job.meet, NULL, (unsigned)size);
+    ranks_run_some(world, all_ranks(size), gpu_rank_run, &job, results);
+    (void)pthread_barrier_destroy(&job.meet);
+}
+
+static inline void gpu_ranks_succeed(weft_world *world, int size, gpu_fn *fn, void *arg,
+                                     size_t arena_bytes)
+{
+    struct rank_result results[WEFT__MAX_RANKS];
+    gpu_ranks_run(world, size, fn, arg, arena_bytes, results);
+    int failed = -1;
+    for (int r = 0; r < size; r++) {
+        if (results[r].status == WEFT_OK) continue;
+        printf("rank %d: %s\n", r, results[r].err.text);
+        failed = r;
+    }
+    if (failed >= 0) fail_msg("%s", results[failed].err.text);
 }
 
 #endif

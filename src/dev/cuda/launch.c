@@ -68,6 +68,7 @@ static int dtype_index(weft_dtype dtype)
 
 struct shape {
     int instance, cluster, threads, shared_bytes, clusters;
+    bool chained; /* may be launched while its predecessor runs, and let its successor do so */
 };
 
 static CUlaunchAttribute cluster_attribute(int cluster)
@@ -76,8 +77,8 @@ static CUlaunchAttribute cluster_attribute(int cluster)
                                .value.cluster = {(unsigned)cluster, 1, 1}};
 }
 
-/* How many clusters of this shape a rank may keep waiting: twice (a chained kernel waits beside its
- * predecessor) those of all ranks on the device fit at once. */
+/* How many clusters of this shape a rank may keep waiting: those of all ranks on the device fit at
+ * once. */
 static CUresult measure_fit(const struct weft__comm_kernels *k, const struct shape *shape, int *out)
 {
     const struct weft__cuda_device *device = &k->rank->device;
@@ -101,7 +102,7 @@ static CUresult measure_fit(const struct weft__comm_kernels *k, const struct sha
                                  .attribute_count = 1};
         result = device->driver.occupancy_clusters(&fit, function, &config);
     }
-    *out = result == CUDA_SUCCESS ? fit / (2 * k->rank->sharers) : 0;
+    *out = result == CUDA_SUCCESS ? fit / k->rank->sharers : 0;
     return result;
 }
 
@@ -136,27 +137,40 @@ static struct shape shape_of(weft_dtype dtype, int64_t hidden, bool packed, int 
                           .shared_bytes = one ? 0 : each * warps * 32 * chunk_bytes};
 }
 
-/* Few rows: as many blocks a row as can share it, for latency. Many: as few as keep all busy. */
-static bool choose_shape(struct weft__comm_kernels *k, weft_dtype dtype, int64_t tokens,
-                         int64_t hidden, bool packed, struct shape *out)
+/* Blocks that share a row, by rows at work on the device: few rows are spread for latency. Found
+ * by the sweep of bench_comm_cuda on an H200. */
+static int cluster_for(const struct weft__comm_kernels *k, int64_t tokens, int64_t hidden, bool far)
 {
-    const struct weft__cuda_tuning *tuning = &k->tuning;
+    int64_t rows = tokens * k->rank->sharers;
     int64_t groups = weft__ceil_div(hidden, WEFT__CUDA_GROUP);
-    int most = weft__cuda_has_clusters(&k->rank->device) ? WEFT__CUDA_CLUSTER_MAX : 1;
-    if (tuning->cluster > 0) most = tuning->cluster;
-    for (int cluster = most; cluster >= 1; cluster /= 2) {
-        if (cluster > groups && tuning->cluster == 0) continue;
+    int cluster = rows <= 8 ? WEFT__CUDA_CLUSTER_MAX : rows <= 16 ? 4 : rows <= 32 ? 2 : 1;
+    if (!weft__cuda_has_clusters(&k->rank->device) || far) return 1;
+    while (cluster > groups) cluster /= 2;
+    return cluster;
+}
+
+/* Small grids are chained: a waiting successor has room beside each of them. Large ones take all
+ * the room there is, and let the next kernel come when all their blocks have stored their outputs,
+ * which they can only when all peers' blocks have been at work. */
+static bool choose_shape(struct weft__comm_kernels *k, weft_dtype dtype, int64_t tokens,
+                         int64_t hidden, bool packed, bool far, struct shape *out)
+{
+    enum { FAR_BLOCKS = 16 }; /* over a slow link, a block's fence costs more than its work */
+    const struct weft__cuda_tuning *tuning = &k->tuning;
+    int cluster = cluster_for(k, tokens, hidden, far && !packed);
+    if (tuning->cluster > 0) cluster = tuning->cluster;
+    for (; cluster >= 1; cluster /= 2) {
         struct shape shape = shape_of(dtype, hidden, packed, cluster);
-        if (shape.shared_bytes > k->rank->device.shared_max - (int)sizeof(float) * 1024) continue;
-        shape.clusters = fit_of(k, &shape);
-        if (tuning->clusters > 0) {
-            if (tuning->clusters > shape.clusters) return false;
-            shape.clusters = tuning->clusters;
-        }
-        bool enough = shape.clusters >= tokens || cluster == 1 || tuning->cluster > 0;
-        if (shape.clusters < 1 || !enough) continue;
-        shape.clusters = (int)weft__max(1, weft__min(shape.clusters, tokens));
-        shape.clusters = (int)weft__min(shape.clusters, WEFT__CUDA_BLOCKS_MAX / cluster);
+        int spare = k->rank->device.shared_max - (int)sizeof(float) * 1024;
+        int fit = shape.shared_bytes <= spare ? fit_of(k, &shape) : 0;
+        bool last = cluster == 1 || tuning->cluster > 0;
+        if (fit < 1 || (!last && fit / 2 < tokens)) continue;
+        shape.chained = fit / 2 >= tokens;
+        int64_t clusters = weft__max(1, weft__min(fit, tokens));
+        if (far && !packed && tuning->cluster == 0) clusters = weft__min(clusters, FAR_BLOCKS);
+        if (tuning->clusters > fit) return false;
+        if (tuning->clusters > 0) clusters = tuning->clusters;
+        shape.clusters = (int)weft__min(clusters, WEFT__CUDA_BLOCKS_MAX / cluster);
         *out = shape;
         return true;
     }
@@ -171,7 +185,7 @@ weft_status weft__cuda_check_fit(struct weft__comm_kernels *k, weft_error *err)
         CUresult result = measure_fit(k, &shape, &clusters);
         if (result != CUDA_SUCCESS)
             return weft__cuda_fail(&k->rank->device.driver, result, "asking what fits", err);
-        if (clusters < 1)
+        if (clusters < 2)
             return weft__fail(err, WEFT_UNSUPPORTED,
                               "CUDA device %d: the waiting blocks of %d ranks do not fit on its %d "
                               "processors: put fewer ranks on it",
@@ -191,7 +205,7 @@ static void launch(struct weft__comm_kernels *k, CUfunction function, void *args
     CUlaunchAttribute attributes[2];
     unsigned count = 0;
     if (shape->cluster > 1) attributes[count++] = cluster_attribute(shape->cluster);
-    if (!k->tuning.serial && k->rank->device.arch >= 900)
+    if (shape->chained && !k->tuning.serial && k->rank->device.arch >= 900)
         attributes[count++] = (CUlaunchAttribute){
             .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value.flag = 1};
     CUlaunchConfig config = {.grid_x = (unsigned)(shape->clusters * shape->cluster),
@@ -303,12 +317,13 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
     bool fits = packed_bytes <= k->packed_bytes;
     bool packed = tuning->wire == WEFT__CUDA_WIRE_AUTO ? fits : tuning->wire == WEFT__CUDA_PACKED;
     if (packed && !fits) return refuse(k, "CUDA: the message is too long for the packed form");
+    const struct weft__cuda_link *link = &k->paths[tuning->path];
     struct shape shape;
-    if (!choose_shape(k, op->dtype, rows, op->hidden, packed, &shape))
+    if (!choose_shape(k, op->dtype, rows, op->hidden, packed, link->far != 0, &shape))
         return refuse(k, "CUDA: the blocks of this operation do not fit on the device beside the "
                          "other ranks': fewer ranks or a shorter row");
     struct weft__cuda_reduce_args a = {
-        .link = k->paths[tuning->path],
+        .link = *link,
         .top_k = op->moe.top_k,
         .expert_rows = op->moe.expert_rows,
         .hidden = op->hidden,
@@ -318,13 +333,19 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
         .op = args->post.op,
         .two_shot = args->post.two_shot,
         .cluster = shape.cluster,
-        .late_release = tuning->late,
+        .late_release = tuning->late || !shape.chained,
     };
+    if (rows == 1) a.link.far = 0; /* looking with all lanes is quicker, and still cheap */
     if (tuning->local) a.link.ranks = 1, a.link.sends = 0, a.two_shot = 0;
     fill_rows(&a, args, first, rows);
     bool nvfp4 = op->quant.kind == WEFT_QUANT_NVFP4 || op->quant.kind == WEFT_QUANT_NVFP4_SWIZZLED;
     a.quant_scale = nvfp4 ? 1.0f / op->quant.scale : op->quant.scale;
-    a.own_rows = weft_comm_share(rows, k->link.size, k->link.rank, &a.own_first);
+    if (a.two_shot) {
+        a.sum_rows = weft_comm_share(rows, k->link.size, k->link.rank, &a.sum_first);
+    } else {
+        a.sum_first = a.out_first;
+        a.sum_rows = a.out_rows;
+    }
     /* The grid need not agree, but blocks of a cluster meet their like. */
     int32_t plan[] = {(int32_t)tuning->path, packed, shape.cluster, shape.threads, (int32_t)first};
     a.signature = sign(k, &args->post, plan, sizeof plan);
@@ -374,10 +395,14 @@ void weft__cuda_move(struct weft__comm_kernels *k, const struct weft__comm_move_
         bits |= a.row_bytes[args->root];
     }
     a.wide = bits % 16 == 0;
-    int32_t plan[] = {(int32_t)k->tuning.path, (int32_t)(args->first >> 10), (int32_t)args->bytes};
+    /* Blocks that wait, and their successors', have room beside those of all ranks. */
+    int room = k->rank->device.processors / (2 * k->rank->sharers);
+    int64_t wanted = weft__ceil_div((int64_t)args->bytes, BLOCK_BYTES);
+    int blocks = (int)weft__max(1, weft__min(weft__min(BLOCKS, room), wanted));
+    int32_t plan[] = {(int32_t)k->tuning.path, (int32_t)(args->first >> 10), (int32_t)args->bytes,
+                      blocks};
     a.signature = sign(k, &args->post, plan, sizeof plan);
-    int blocks =
-        (int)weft__max(1, weft__min(BLOCKS, weft__ceil_div((int64_t)args->bytes, BLOCK_BYTES)));
-    struct shape shape = {.cluster = 1, .threads = WEFT__CUDA_THREADS, .clusters = blocks};
+    struct shape shape = {
+        .cluster = 1, .threads = WEFT__CUDA_THREADS, .clusters = blocks, .chained = true};
     launch(k, k->move, &a, &shape);
 }

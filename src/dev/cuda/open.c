@@ -123,7 +123,7 @@ static weft_status segment_alloc(size_t bytes, uint8_t **out, weft_error *err)
 /* ---- slots ---- */
 
 /* Device memory of one rank: a slot for each source, then the words of the communicator. */
-enum { EPOCH_AT = 0, DONE_AT = 128, CLAIMED_AT = 256, BUDGET_AT = 384, WORDS_BYTES = 512 };
+enum { EPOCH_AT = 0, DONE_AT = 128, WATCH_AT = 256, WORDS_BYTES = 512 };
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -144,7 +144,6 @@ static weft_status allocate(struct weft__comm_kernels *k, const struct weft__cud
     struct weft__cuda_rank *rank = k->rank;
     const struct weft__cuda_driver *driver = &rank->device.driver;
     uint64_t slot = 2 * layout->half_bytes, words = (uint64_t)link->size * slot;
-    uint64_t budget = link->timeout_ns;
     CUdeviceptr *memory = &rank->memory[link->channel].device;
     void **host = &rank->memory[link->channel].host;
     WEFT__CUDA_TRY(driver, mem_alloc(memory, words + WORDS_BYTES), "allocating exchange buffers",
@@ -156,8 +155,6 @@ static weft_status allocate(struct weft__comm_kernels *k, const struct weft__cud
     WEFT__CUDA_TRY(driver, set_u8(*memory, 0, words + WORDS_BYTES), "clearing memory", err);
     WEFT__CUDA_TRY(driver, to_device(*memory + words + EPOCH_AT, &link->first_epoch, 4),
                    "storing the epoch", err);
-    WEFT__CUDA_TRY(driver, to_device(*memory + words + BUDGET_AT, &budget, 8), "storing the budget",
-                   err);
     WEFT__CUDA_TRY(driver, context_sync(), "preparing memory", err);
     struct offer *mine = offer_of(link, link->rank);
     mine->ordinal = rank->device.ordinal;
@@ -198,29 +195,42 @@ static weft_status map_host(const struct weft__comm_kernels *k, const void *memo
     return WEFT_OK;
 }
 
+/* What lasting waits look at. */
+static weft_status store_watch(const struct weft__comm_kernels *k, CUdeviceptr to, weft_error *err)
+{
+    const struct weft__comm_link *link = &k->link;
+    struct weft__cuda_watch watch = {.budget_ns = link->timeout_ns,
+                                     .channel = (uint32_t)link->channel};
+    for (int m = 0; m < link->size; m++) {
+        WEFT__TRY(map_host(k, link->world[link->world_rank[m]], &watch.control[m], err));
+        watch.world_rank[m] = (uint8_t)link->world_rank[m];
+    }
+    WEFT__TRY(map_host(k, link->fault, &watch.fault, err));
+    WEFT__TRY(map_host(k, (const void *)&link->world[0]->poison, &watch.poison, err));
+    WEFT__CUDA_TRY(&k->rank->device.driver, to_device(to, &watch, sizeof watch),
+                   "storing addresses", err);
+    return WEFT_OK;
+}
+
 static weft_status fill_paths(struct weft__comm_kernels *k, struct weft__cuda_link *common,
                               weft_error *err)
 {
     const struct weft__comm_link *link = &k->link;
-    uint64_t slot = 2 * common->half_bytes, host[WEFT_COMM_RANKS_MAX], base[WEFT_COMM_RANKS_MAX];
+    uint64_t slot = 2 * common->half_bytes;
+    uint64_t host[WEFT_COMM_RANKS_MAX] = {0}, base[WEFT_COMM_RANKS_MAX] = {0};
     uint64_t me = (uint64_t)link->rank;
     for (int m = 0; m < link->size; m++) {
         base[m] = offer_of(link, m)->device_base;
         WEFT__TRY(
             map_host(k, (const void *)(uintptr_t)offer_of(link, m)->host_base, &host[m], err));
-        WEFT__TRY(map_host(k, link->world[link->world_rank[m]], &common->control[m], err));
-        common->world_rank[m] = (uint8_t)link->world_rank[m];
     }
-    WEFT__TRY(map_host(k, link->fault, &common->fault, err));
-    WEFT__TRY(map_host(k, (const void *)&link->world[0]->poison, &common->poison, err));
     uint64_t words = base[me] + (uint64_t)link->size * slot;
+    WEFT__TRY(store_watch(k, words + WATCH_AT, err));
     common->epoch = words + EPOCH_AT;
     common->done = words + DONE_AT;
-    common->claimed = words + CLAIMED_AT;
-    common->budget_ns = words + BUDGET_AT;
+    common->watch = words + WATCH_AT;
     common->ranks = link->size;
     common->rank = link->rank;
-    common->channel = link->channel;
     struct weft__cuda_link *push = &k->paths[WEFT_PATH_PUSH], *pull = &k->paths[WEFT_PATH_PULL],
                            *staged = &k->paths[WEFT_PATH_HOST];
     *push = *pull = *staged = *common;
@@ -234,6 +244,7 @@ static weft_status fill_paths(struct weft__comm_kernels *k, struct weft__cuda_li
     pull->sends = 1;
     pull->send[0] = base[me] + me * slot;
     staged->sends = 2;
+    staged->far = 1;
     staged->send[0] = host[me];
     staged->send[1] = base[me] + me * slot;
     return WEFT_OK;
@@ -284,6 +295,18 @@ static const char *path_name(weft_path path)
     return names[path];
 }
 
+/* The best path of a mask. Stores to a peer need no round trip; among ranks of one device, loads
+ * cost no more and every word is stored once. */
+static weft_path best_of(const struct weft__comm_kernels *k, uint32_t mask)
+{
+    bool same = k->rank->sharers == k->link.world_size;
+    const weft_path order[] = {same ? WEFT_PATH_PULL : WEFT_PATH_PUSH,
+                               same ? WEFT_PATH_PUSH : WEFT_PATH_PULL, WEFT_PATH_HOST};
+    for (size_t i = 0; i < WEFT__COUNT(order); i++)
+        if (mask >> order[i] & 1) return order[i];
+    return WEFT_PATH_AUTO;
+}
+
 /* The paths that work for every member; the best, or the one asked for, becomes AUTO. */
 static weft_status choose_path(struct weft__comm_kernels *k, uint32_t mine, weft_error *err)
 {
@@ -298,9 +321,9 @@ static weft_status choose_path(struct weft__comm_kernels *k, uint32_t mine, weft
         if ((offer_of(&k->link, m)->usable >> wanted & 1) == 0) without = m;
     }
     k->tuning.path = WEFT_PATH_AUTO;
-    for (weft_path path = WEFT_PATH_PUSH; path <= WEFT_PATH_HOST; path++) {
-        if ((k->usable >> path & 1) == 0 || (wanted != WEFT_PATH_AUTO && wanted != path)) continue;
-        k->paths[WEFT_PATH_AUTO] = k->paths[path];
+    weft_path best = wanted == WEFT_PATH_AUTO ? best_of(k, k->usable) : wanted;
+    if (k->usable >> best & 1) {
+        k->paths[WEFT_PATH_AUTO] = k->paths[best];
         return WEFT_OK;
     }
     return weft__fail(err, WEFT_UNSUPPORTED,

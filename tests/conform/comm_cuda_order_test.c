@@ -1,0 +1,271 @@
+/* GPU ranks over time: chains of a thousand operations without a pause, graphs captured and
+ * replayed in any order, many epochs with random delays. Results are compared with CPU ranks'. With
+ * --soak, a million epochs. */
+#include "cuda_ranks.h"
+
+#include "base/numerics.h"
+
+enum { HIDDEN = 2048, ROWS = 3, BYTES = HIDDEN * ROWS * 2, LINKS = 1000, GRAPHS = 3, REPLAYS = 40 };
+enum { ARENA_BYTES = 16 << 20 };
+
+struct job {
+    weft_world *cpu;
+    weft_path path;
+    int epochs;
+};
+
+/* One rank's tensors: an operation reads x and residual, writes residual in place, and y, which is
+ * the next operation's x. */
+struct tensors {
+    uint16_t *x, *residual, *weight, *y;
+};
+
+static void fill_host(const struct tensors *t, int rank)
+{
+    uint64_t state = (uint64_t)rank + 1, same = 99;
+    for (int i = 0; i < BYTES / 2; i++) {
+        t->x[i] = weft__bf16_from_f32((float)pick_from(&state, -1000, 1000) / 512.0f);
+        t->residual[i] = weft__bf16_from_f32((float)pick_from(&same, -1000, 1000) / 512.0f);
+        t->y[i] = 0x5a5a;
+    }
+    for (int i = 0; i < HIDDEN; i++)
+        t->weight[i] = weft__bf16_from_f32((float)pick_from(&same, 500, 1500) / 1000.0f);
+}
+
+static struct tensors host_tensors(int rank)
+{
+    struct tensors t = {malloc(BYTES), malloc(BYTES), malloc(BYTES), malloc(BYTES)};
+    fill_host(&t, rank);
+    return t;
+}
+
+static void host_free(struct tensors *t)
+{
+    free(t->x);
+    free(t->residual);
+    free(t->weight);
+    free(t->y);
+}
+
+static weft_status to_gpu(struct gpu_rank *self, const struct tensors *from, struct tensors *to,
+                          weft_error *err)
+{
+    uint16_t **all[] = {&to->x, &to->residual, &to->weight, &to->y};
+    const uint16_t *host[] = {from->x, from->residual, from->weight, from->y};
+    for (size_t i = 0; i < WEFT__COUNT(all); i++) {
+        if (*all[i] == NULL) *all[i] = gpu_take(self, BYTES);
+        WEFT__TRY(gpu_write(self->comm, *all[i], host[i], BYTES, err));
+    }
+    return WEFT_OK;
+}
+
+/* Number i of a sequence; forwards and backwards between x and y, with changing shapes. */
+static weft_status operate(weft_comm *comm, const struct tensors *t, int i, weft_error *err)
+{
+    weft_reduce op = {.tokens = 1 + i % ROWS,
+                      .hidden = i % 5 == 4 ? HIDDEN / 2 : HIDDEN,
+                      .dtype = WEFT_BF16,
+                      .x = i % 2 ? t->y : t->x,
+                      .residual = t->residual,
+                      .residual_out = t->residual,
+                      .norm = true,
+                      .norm_weight = t->weight,
+                      .norm_eps = 1e-5f,
+                      .y = i % 2 ? t->x : t->y};
+    return weft_comm_allreduce(comm, &op, err);
+}
+
+static weft_status compare(struct gpu_rank *self, const struct tensors *want,
+                           const struct tensors *gpu, const char *what, weft_error *err)
+{
+    const uint16_t *all[] = {want->x, want->residual, want->y};
+    const uint16_t *there[] = {gpu->x, gpu->residual, gpu->y};
+    uint16_t *seen = malloc(BYTES);
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < WEFT__COUNT(all) && status == WEFT_OK; i++) {
+        status = gpu_read(self->comm, seen, there[i], BYTES, err);
+        if (status == WEFT_OK && memcmp(seen, all[i], BYTES) != 0)
+            status = weft__fail(err, WEFT_INTERNAL, "%s: tensor %zu differs", what, i);
+    }
+    free(seen);
+    return status;
+}
+
+/* ---- chains ---- */
+
+static weft_status chain(struct gpu_rank *self, weft_error *err)
+{
+    const struct job *job = self->arg;
+    weft_comm *cpu = NULL;
+    WEFT__TRY(weft_comm_open(job->cpu, self->rank, &cpu, err));
+    struct tensors host = host_tensors(self->rank), gpu = {0};
+    weft_status status = to_gpu(self, &host, &gpu, err);
+    for (int i = 0; i < LINKS && status == WEFT_OK; i++) {
+        /* By turns chained early, chained late and one by one; packed and plain. */
+        struct weft__cuda_tuning tuning = {.path = job->path,
+                                           .wire = (enum weft__cuda_wire)(1 + i / 7 % 2),
+                                           .late = i / 3 % 3 == 1,
+                                           .serial = i / 3 % 3 == 2};
+        weft__cuda_tune(self->comm->kernels, &tuning);
+        status = operate(self->comm, &gpu, i, err);
+    }
+    for (int i = 0; i < LINKS && status == WEFT_OK; i++) status = operate(cpu, &host, i, err);
+    if (status == WEFT_OK) status = weft_comm_sync(self->comm, err);
+    if (status == WEFT_OK) status = compare(self, &host, &gpu, "chain", err);
+    weft_comm_close(cpu);
+    host_free(&host);
+    return status;
+}
+
+/* ---- graphs ---- */
+
+static weft_status capture(struct gpu_rank *self, const struct tensors *gpu, int first,
+                           CUgraphExec *out, weft_error *err)
+{
+    const struct weft__cuda_driver *driver = gpu_driver(self->comm);
+    CUstream stream = weft_comm_stream(self->comm);
+    CUgraph graph = NULL;
+    WEFT__TRY(gpu_check(self->comm,
+                        driver->capture_begin(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+                        "capturing", err));
+    weft_status status = WEFT_OK;
+    for (int i = first; i < first + 4 && status == WEFT_OK; i++)
+        status = operate(self->comm, gpu, i, err);
+    CUresult result = driver->capture_end(stream, &graph);
+    if (status == WEFT_OK) status = gpu_check(self->comm, result, "capturing", err);
+    if (status == WEFT_OK)
+        status = gpu_check(self->comm, driver->graph_make(out, graph, 0), "instantiating", err);
+    if (graph != NULL) (void)driver->graph_destroy(graph);
+    return status;
+}
+
+static weft_status graphs(struct gpu_rank *self, weft_error *err)
+{
+    const struct job *job = self->arg;
+    const struct weft__cuda_driver *driver = gpu_driver(self->comm);
+    weft_comm *cpu = NULL;
+    WEFT__TRY(weft_comm_open(job->cpu, self->rank, &cpu, err));
+    struct tensors host = host_tensors(self->rank), gpu = {0};
+    CUgraphExec graph[GRAPHS] = {0};
+    struct weft__cuda_tuning tuning = {.path = job->path};
+    weft__cuda_tune(self->comm->kernels, &tuning);
+    weft_status status = to_gpu(self, &host, &gpu, err);
+    for (int g = 0; g < GRAPHS && status == WEFT_OK; g++)
+        status = capture(self, &gpu, 4 * g, &graph[g], err);
+    (void)pthread_barrier_wait(self->meet); /* instantiating may synchronise the device */
+    uint64_t state = 11;
+    for (int i = 0; i < REPLAYS && status == WEFT_OK; i++) {
+        int g = (int)pick_from(&state, 0, GRAPHS); /* the last: without a graph */
+        for (int k = 4 * g; k < 4 * g + 4 && status == WEFT_OK; k++)
+            status = operate(cpu, &host, k, err);
+        if (g < GRAPHS)
+            status =
+                gpu_check(self->comm, driver->graph_launch(graph[g], weft_comm_stream(self->comm)),
+                          "replaying", err);
+        for (int k = 4 * g; k < 4 * g + 4 && status == WEFT_OK && g == GRAPHS; k++)
+            status = operate(self->comm, &gpu, k, err);
+    }
+    if (status == WEFT_OK) status = weft_comm_sync(self->comm, err);
+    if (status == WEFT_OK) status = compare(self, &host, &gpu, "graphs", err);
+    (void)pthread_barrier_wait(self->meet);
+    for (int g = 0; g < GRAPHS; g++)
+        if (graph[g] != NULL) (void)driver->graph_exec_destroy(graph[g]);
+    (void)pthread_barrier_wait(self->meet);
+    weft_comm_close(cpu);
+    host_free(&host);
+    return status;
+}
+
+/* ---- epochs with delays: each rank checks the sum of known numbers ---- */
+
+static weft_status epochs(struct gpu_rank *self, weft_error *err)
+{
+    enum { SLOTS = 64, WIDTH = 256 };
+    const struct job *job = self->arg;
+    int p = weft_comm_size(self->comm);
+    float host[SLOTS * WIDTH];
+    uint8_t *x = gpu_take(self, sizeof host), *y = gpu_take(self, sizeof host);
+    uint8_t *waste = gpu_take(self, 4 << 20);
+    const struct weft__cuda_driver *driver = gpu_driver(self->comm);
+    uint64_t state = (uint64_t)self->rank + 17, same = 5;
+    for (int i = 0; i < SLOTS * WIDTH; i++) host[i] = (float)(i % 1009 + self->rank);
+    WEFT__TRY(gpu_write(self->comm, x, host, sizeof host, err));
+    for (int i = 0; i < job->epochs; i++) {
+        size_t at = (size_t)(i % SLOTS) * WIDTH * 4;
+        struct weft__cuda_tuning tuning = {.path = (weft_path)pick_from(&same, 1, 3),
+                                           .wire = (enum weft__cuda_wire)pick_from(&same, 1, 2)};
+        if ((self->comm->kernels->usable >> tuning.path & 1) == 0) tuning.path = WEFT_PATH_AUTO;
+        weft__cuda_tune(self->comm->kernels, &tuning);
+        weft_reduce op = {
+            .tokens = 1, .hidden = WIDTH, .dtype = WEFT_F32, .x = x + at, .y = y + at};
+        if (next_random(&state) % 16 == 0) /* some microseconds of other work on this rank alone */
+            (void)driver->set_u8_async((CUdeviceptr)(uintptr_t)waste, 1,
+                                       (size_t)pick_from(&state, 1, 4 << 20),
+                                       weft_comm_stream(self->comm));
+        if (next_random(&state) % 512 == 0) sleep_ms(1);
+        WEFT__TRY(weft_comm_allreduce(self->comm, &op, err));
+        if (i % SLOTS != SLOTS - 1) continue;
+        WEFT__TRY(weft_comm_sync(self->comm, err));
+        WEFT__TRY(gpu_read(self->comm, host, y, sizeof host, err));
+        for (int k = 0; k < SLOTS * WIDTH; k++)
+            if (host[k] != (float)(p * (k % 1009) + p * (p - 1) / 2))
+                return weft__fail(err, WEFT_INTERNAL, "epoch %d: element %d is %g", i, k,
+                                  (double)host[k]);
+    }
+    return WEFT_OK;
+}
+
+/* ---- tests ---- */
+
+struct context {
+    struct gpu_place place;
+    int epochs;
+};
+
+static void run(const struct context *context, int p, gpu_fn *fn, struct job *job)
+{
+    weft_world_options options = {
+        .size = p, .cuda_devices = context->place.ordinal, .timeout_ms = 20000};
+    weft_world *gpu = world_of(options, (struct weft__tuning){0});
+    job->cpu = world_of((weft_world_options){.size = p}, (struct weft__tuning){0});
+    gpu_ranks_succeed(gpu, p, fn, job, ARENA_BYTES);
+    weft_world_destroy(job->cpu);
+    weft_world_destroy(gpu);
+}
+
+static void chains_hold(void **state)
+{
+    for (int p = 2; p <= 8; p += 3)
+        for (int path = WEFT_PATH_AUTO; path <= WEFT_PATH_HOST; path += 3)
+            run(*state, p, chain, &(struct job){.path = (weft_path)path});
+}
+
+static void graphs_replay_in_any_order(void **state)
+{
+    for (int p = 2; p <= 4; p += 2)
+        for (int path = WEFT_PATH_AUTO; path <= WEFT_PATH_HOST; path += 3)
+            run(*state, p, graphs, &(struct job){.path = (weft_path)path});
+}
+
+static void epochs_hold(void **state)
+{
+    const struct context *context = *state;
+    for (int p = 2; p <= 4; p += 2) {
+        uint64_t begun = weft__now_ns();
+        run(context, p, epochs, &(struct job){.epochs = context->epochs});
+        printf("p = %d: %d epochs, %.1f s\n", p, context->epochs,
+               (double)(weft__now_ns() - begun) / 1e9);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    bool soak = argc > 1 && strcmp(argv[1], "--soak") == 0;
+    struct context context = {gpu_place_or_skip("comm_cuda_order"), soak ? 1000000 : 20000};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(chains_hold, &context),
+        cmocka_unit_test_prestate(graphs_replay_in_any_order, &context),
+        cmocka_unit_test_prestate(epochs_hold, &context),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
