@@ -126,14 +126,9 @@ WEFT__HD uint8_t weft__e2m1_from_f32(float value)
     uint32_t u = weft__f32_bits(value);
     if ((u & 0x7fffffffu) > 0x7f800000u) return 7;
     float a = weft__f32_from_bits(u & 0x7fffffffu);
-    uint32_t code = a <= 0.25f  ? 0
-                    : a < 0.75f ? 1
-                    : a <= 1.25f ? 2
-                    : a < 1.75f  ? 3
-                    : a <= 2.5f  ? 4
-                    : a < 3.5f   ? 5
-                    : a <= 5.0f  ? 6
-                                 : 7;
+    /* A sum of comparisons: no branches, so that loops over it become vector code. */
+    uint32_t code = (uint32_t)(a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) +
+                    (a >= 3.5f) + (a > 5.0f);
     return (uint8_t)(code | (u >> 28 & 8u));
 }
 

@@ -33,7 +33,7 @@ weft_status weft__config_open(const char *path, struct weft__node *root, weft_er
 {
     char *text = NULL, *file = NULL;
     size_t len = 0;
-    json_error_t error;
+    json_error_t error = {.line = 0}; /* jansson does not always set its code */
     weft_status status = weft__read_file(path, WEFT__MAX_CONFIG, &text, &len, err);
     if (status != WEFT_OK) return status;
     status = check_text(path, text, len, err);

@@ -202,4 +202,45 @@ int64_t weft__node_count(const struct weft__node *list);
 weft_status weft__node_string_at(const struct weft__node *list, int64_t i, const char **value,
                                  weft_error *err) WEFT_CHECKED;
 
+/* ---- quantising a checkpoint ---- */
+
+/* How far a quantised linear is from its source. */
+struct weft__quantize_error {
+    double error_squared, weight_squared; /* sums over the elements */
+    double error_max;                     /* largest absolute difference */
+};
+
+struct weft__quantize_row { /* one linear done */
+    const char *module;
+    int64_t out, in;
+    struct weft__quantize_error error;
+};
+
+struct weft__quantize_totals {
+    int64_t linears, kept; /* tensors quantised, and copied as they are */
+    int64_t source_bytes, bytes;
+    struct weft__quantize_error error;
+    char worst[WEFT__MAX_TENSOR_NAME + 1]; /* the linear with the largest relative error */
+    double worst_relative;
+};
+
+struct weft__quantize_options {
+    enum weft__linear_kind to;  /* LINEAR_NVFP4 or LINEAR_FP8_BLOCK */
+    bool attention;             /* NVFP4: also the attention of MLA models */
+    const char *const *exclude; /* [exclude_count] module names or globs to keep as they are */
+    int exclude_count;
+    /* Called often; false stops with CLOSED. */
+    bool (*on_progress)(void *ctx, double share);
+    void (*on_linear)(void *ctx, const struct weft__quantize_row *row);
+    void *ctx;
+};
+
+/* Writes the checkpoint in directory source, quantised, to the new directory target: its shards,
+ * its configuration and its other small files. Memory stays bounded whatever the model's size.
+ * Everything is written under target.partial-PID and renamed at the end, so target is whole or
+ * absent; after a failure nothing is left. */
+weft_status weft__quantize(const char *source, const char *target,
+                           const struct weft__quantize_options *options,
+                           struct weft__quantize_totals *totals, weft_error *err) WEFT_CHECKED;
+
 #endif

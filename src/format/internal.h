@@ -87,4 +87,74 @@ weft_status weft__header_read(const char *path, int fd, uint64_t size, struct we
                               weft_error *err) WEFT_CHECKED;
 void weft__header_free(struct weft__header *header);
 
+/* ---- quantising ---- */
+
+/* rows x cols of F32, cols a multiple of 16, to codes [rows, cols / 2] and E4M3 scales
+ * [rows, cols / 16] under the global scale (models.md 3.6). Adds to *sum. */
+void weft__quantize_nvfp4(const float *w, int64_t rows, int64_t cols, float scale_global,
+                          uint8_t *codes, uint8_t *scales, struct weft__quantize_error *sum);
+
+/* At most 128 rows of cols to E4M3 codes [rows, cols] and one scale each 128 columns. */
+void weft__quantize_fp8(const float *w, int64_t rows, int64_t cols, uint8_t *codes, float *scales,
+                        struct weft__quantize_error *sum);
+
+/* The global scale for weights whose largest magnitude is amax. */
+float weft__nvfp4_global(float amax);
+
+/* What becomes of one tensor of the source, or of one expert's slice of it. */
+enum { WEFT__MAX_OUTPUTS = 3 };
+
+struct weft__quantize_item {
+    struct weft__tensor source;
+    const char *name; /* quantised: the module; copied: the tensor */
+    bool quantise;
+    uint32_t file, group;               /* numbers */
+    uint64_t offset[WEFT__MAX_OUTPUTS]; /* of its outputs, in the file's data */
+};
+
+struct weft__quantize_plan {
+    const struct weft__quantize_options *options;
+    struct weft__arena arena; /* names */
+    struct weft__quantize_item *item;
+    uint32_t items, item_cap;
+    struct weft__names file;  /* base names of the shards */
+    struct weft__names group; /* linears that share a global scale */
+    struct weft__names kept;  /* modules and globs for the configuration's list of exclusions */
+    int64_t layers;           /* from here on layers belong to the MTP part */
+    bool mla;
+};
+
+/* One tensor that an item becomes: P.weight, P.weight_scale, .. */
+struct weft__quantize_output {
+    const char *suffix; /* after the item's name */
+    weft_dtype dtype;
+    int dims;
+    int64_t shape[WEFT__MAX_DIMS];
+    uint64_t bytes;
+};
+int weft__quantize_outputs(const struct weft__quantize_plan *plan,
+                           const struct weft__quantize_item *item,
+                           struct weft__quantize_output out[WEFT__MAX_OUTPUTS]);
+
+/* Fills a zeroed plan but for its options; checkpoint must stay open. Free also after failure. */
+weft_status weft__quantize_plan_make(struct weft__quantize_plan *plan,
+                                     const struct weft__checkpoint *checkpoint,
+                                     const struct weft__node *config, weft_error *err) WEFT_CHECKED;
+void weft__quantize_plan_free(struct weft__quantize_plan *plan);
+
+/* Writes config.json, hf_quant_config.json and the index to dir, and copies the other files. */
+weft_status weft__quantize_write_config(const struct weft__quantize_plan *plan,
+                                        const struct weft__node *config, const char *dir,
+                                        weft_error *err) WEFT_CHECKED;
+weft_status weft__quantize_write_index(const struct weft__quantize_plan *plan, const char *dir,
+                                       weft_error *err) WEFT_CHECKED;
+weft_status weft__quantize_copy_files(const char *source, const char *dir,
+                                      weft_error *err) WEFT_CHECKED;
+
+/* Appends text as a JSON string. */
+void weft__buf_json(struct weft__buf *buf, const char *text);
+
+weft_status weft__pwrite_all(int fd, const char *path, uint64_t offset, const void *bytes,
+                             size_t len, weft_error *err) WEFT_CHECKED;
+
 #endif

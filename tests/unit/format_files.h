@@ -39,6 +39,11 @@ static inline void put_bytes(const char *path, const void *bytes, size_t len)
     if (file == NULL || fwrite(bytes, 1, len, file) != len || fclose(file) != 0) abort();
 }
 
+static inline void put_text(const char *path, const char *text)
+{
+    put_bytes(path, text, strlen(text));
+}
+
 /* A safetensors file: announced header length, header, data. */
 static inline void put_file(const char *path, uint64_t announced, const char *header,
                             const void *data, size_t data_len)

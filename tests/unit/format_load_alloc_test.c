@@ -101,9 +101,30 @@ static void configuration(void **state)
     alloc_fail_sweep("configuration", open_config, NULL, 1000);
 }
 
+static weft_status quantize(void *context, weft_error *err)
+{
+    char target[256];
+    struct weft__quantize_totals totals;
+    const struct weft__quantize_options options = {.to = *(enum weft__linear_kind *)context};
+    weft_status status = weft__quantize(WEFT_SOURCE_DIR "/tests/golden/quantize/source",
+                                        join(dir, "out", target), &options, &totals, err);
+    if (access(target, F_OK) == 0 && status != WEFT_OK) abort(); /* whole or absent */
+    remove_directory(target);
+    return status;
+}
+
+static void quantising(void **state)
+{
+    (void)state;
+    enum weft__linear_kind kinds[] = {WEFT__LINEAR_NVFP4, WEFT__LINEAR_FP8_BLOCK};
+    alloc_fail_sweep("quantising to NVFP4", quantize, &kinds[0], 200);
+    alloc_fail_sweep("quantising to FP8", quantize, &kinds[1], 200);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    const struct CMUnitTest tests[] = {TEST(single_file), TEST(shards), TEST(configuration)};
+    const struct CMUnitTest tests[] = {TEST(single_file), TEST(shards), TEST(configuration),
+                                       TEST(quantising)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

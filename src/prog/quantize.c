@@ -1,0 +1,168 @@
+/* weft quantize: a checkpoint in F32, F16 or BF16 to NVFP4 or FP8. */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "prog.h"
+
+enum { MAX_EXCLUDES = 256 };
+
+struct quantize {
+    bool bar, quiet, json;
+    int shown;    /* percent on the bar */
+    json_t *rows; /* with --json; NULL after memory ran out */
+    sigset_t stops;
+};
+
+static double relative(const struct weft__quantize_error *error)
+{
+    return error->weight_squared > 0 ? sqrt(error->error_squared / error->weight_squared) : 0;
+}
+
+static bool on_progress(void *ctx, double share)
+{
+    struct quantize *q = ctx;
+    const struct timespec now = {0};
+    int percent = (int)(share * 100);
+    if (q->bar && percent != q->shown) {
+        q->shown = percent;
+        (void)fprintf(stderr, "\rquantising %3d %%%s", percent, share >= 1 ? "\n" : "");
+    }
+    /* The signals are blocked: they wait here until we may stop in an orderly way. */
+    return sigtimedwait(&q->stops, NULL, &now) < 0;
+}
+
+static void on_linear(void *ctx, const struct weft__quantize_row *row)
+{
+    struct quantize *q = ctx;
+    if (q->json) {
+        json_t *value = json_pack("{s:s, s:[I, I], s:f, s:f}", "module", row->module, "shape",
+                                  (json_int_t)row->out, (json_int_t)row->in, "relative_error",
+                                  relative(&row->error), "error_max", row->error.error_max);
+        if (json_array_append_new(q->rows, value) != 0) {
+            json_decref(q->rows);
+            q->rows = NULL;
+        }
+    } else if (!q->quiet) {
+        /* The bar and the rows may share a terminal. */
+        if (q->bar) (void)fprintf(stderr, "\r%20s\r", "");
+        q->shown = -1;
+        (void)printf("%-56s %6lld x %-6lld error %.4f  max %.3g\n", row->module,
+                     (long long)row->out, (long long)row->in, relative(&row->error),
+                     row->error.error_max);
+    }
+}
+
+static int print_totals(struct quantize *q, const char *target, const char *to,
+                        const struct weft__quantize_totals *t)
+{
+    if (!q->json) {
+        (void)printf("%s: %lld linears in %s, relative error %.4f, worst %.4f (%s); %lld tensors "
+                     "kept; %.1f MiB, was %.1f MiB\n",
+                     target, (long long)t->linears, to, relative(&t->error), t->worst_relative,
+                     t->worst, (long long)t->kept, (double)t->bytes / (1 << 20),
+                     (double)t->source_bytes / (1 << 20));
+        return WEFT__EXIT_OK;
+    }
+    json_t *root = json_pack("{s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:s, s:I, s:I, s:O*}", "target",
+                             target, "to", to, "linears", (json_int_t)t->linears, "kept",
+                             (json_int_t)t->kept, "relative_error", relative(&t->error),
+                             "error_max", t->error.error_max, "worst_relative_error",
+                             t->worst_relative, "worst", t->worst, "bytes", (json_int_t)t->bytes,
+                             "source_bytes", (json_int_t)t->source_bytes, "modules", q->rows);
+    bool written = root != NULL && q->rows != NULL && json_dumpf(root, stdout, JSON_INDENT(2)) == 0;
+    json_decref(root);
+    (void)printf("\n");
+    return written ? WEFT__EXIT_OK : WEFT__EXIT_FAILED;
+}
+
+/* Splits "a,b" in place; -1 when there are too many. */
+static int split(char *text, const char *parts[MAX_EXCLUDES])
+{
+    int count = 0;
+    while (text != NULL) {
+        char *comma = strchr(text, ',');
+        if (count == MAX_EXCLUDES) return -1;
+        if (comma != NULL) *comma++ = '\0';
+        if (*text != '\0') parts[count++] = text;
+        text = comma;
+    }
+    return count;
+}
+
+static int run(struct quantize *q, const struct weft__command_line *line,
+               const struct weft__quantize_options *options, const char *to)
+{
+    struct weft__quantize_totals totals;
+    weft_error err = {0};
+    sigset_t before;
+    (void)sigemptyset(&q->stops);
+    (void)sigaddset(&q->stops, SIGINT);
+    (void)sigaddset(&q->stops, SIGTERM);
+    (void)sigprocmask(SIG_BLOCK, &q->stops, &before);
+    weft_status status =
+        weft__quantize(line->argument[0], line->argument[1], options, &totals, &err);
+    (void)sigprocmask(SIG_SETMASK, &before, NULL);
+    if (status != WEFT_OK) {
+        if (q->bar && q->shown >= 0) (void)fprintf(stderr, "\n");
+        return weft__report(line->command, &err);
+    }
+    return print_totals(q, line->argument[1], to, &totals);
+}
+
+int weft__cmd_quantize(int argc, char **argv)
+{
+    struct quantize q = {.shown = -1};
+    const char *to = NULL, *exclude = NULL;
+    bool attention = false;
+    const struct weft__option options[] = {
+        {WEFT__OPTION_STRING, "to", &to, 0, 0, "FORMAT",
+         "nvfp4 (weights in 4 bits, ModelOpt's names) or fp8 (E4M3, blocks of 128 x 128)"},
+        {WEFT__OPTION_STRING, "exclude", &exclude, 0, 0, "GLOBS",
+         "modules to keep too, \"*.o_proj,model.layers.0.*\""},
+        {WEFT__OPTION_FLAG, "attention", &attention, 0, 0, NULL,
+         "nvfp4: also the attention of MLA models, which is kept otherwise"},
+        {WEFT__OPTION_FLAG, "quiet", &q.quiet, 0, 0, NULL, "totals only, not a line a module"},
+        {WEFT__OPTION_FLAG, "json", &q.json, 0, 0, NULL, "the report as JSON"},
+        {0}};
+    struct weft__command_line line = {
+        .command = "quantize",
+        .synopsis = "SRC DST --to nvfp4|fp8",
+        .about =
+            "Writes the F32, F16 or BF16 checkpoint SRC, quantised, to the new directory DST.\n"
+            "Embeddings, head, norms, routers and MTP layers are kept. Errors are relative:\n"
+            "the root mean square of the differences over that of the weights.",
+        .options = options,
+        .arguments_min = 2,
+        .arguments_max = 2};
+    int status;
+    if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
+    bool nvfp4 = to != NULL && strcmp(to, "nvfp4") == 0;
+    if (!nvfp4 && (to == NULL || strcmp(to, "fp8") != 0))
+        return weft__usage(line.command, "--to nvfp4 or --to fp8 is wanted");
+
+    const char *excludes[MAX_EXCLUDES];
+    char *list = exclude != NULL ? strdup(exclude) : NULL;
+    int count = split(list, excludes);
+    if (count < 0) {
+        free(list);
+        return weft__usage(line.command, "--exclude takes at most %d globs", MAX_EXCLUDES);
+    }
+    q.bar = isatty(STDERR_FILENO) != 0;
+    q.rows = q.json ? json_array() : NULL;
+    const struct weft__quantize_options quantize = {.to = nvfp4 ? WEFT__LINEAR_NVFP4
+                                                                : WEFT__LINEAR_FP8_BLOCK,
+                                                    .attention = attention,
+                                                    .exclude = excludes,
+                                                    .exclude_count = count,
+                                                    .on_progress = on_progress,
+                                                    .on_linear = on_linear,
+                                                    .ctx = &q};
+    status = run(&q, &line, &quantize, nvfp4 ? "nvfp4" : "fp8");
+    json_decref(q.rows);
+    free(list);
+    return status;
+}
