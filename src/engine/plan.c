@@ -132,8 +132,10 @@ static weft_status size_pool(const struct weft__arch *arch, const weft_engine_op
         plan->context_reduced = true;
     }
     int64_t one = weft__ceil_div(context, WEFT__PAGE);
+    /* Not all of the room by default: other programs need some before the pool is full. */
+    int64_t share = weft__max(fit / 4 * 3, weft__min(one, fit));
     int64_t pages = o->kv_tokens > 0 ? weft__ceil_div(o->kv_tokens, WEFT__PAGE)
-                                     : weft__min(one * plan->max_running, fit);
+                                     : weft__min(one * plan->max_running, share);
     pages = weft__min(pages, WEFT__PAGES_MAX);
     if (pages < one && o->kv_tokens > 0)
         return weft__fail(err, WEFT_INVALID,

@@ -317,7 +317,8 @@ static int run_stdin(struct run *run)
 static int run_model(struct run *run, const char *dir, const char *prompt)
 {
     weft_error err;
-    const weft_engine_options options = weft__engine_options_of(&run->engine_flags);
+    weft_engine_options options = weft__engine_options_of(&run->engine_flags);
+    if (run->prompts == NULL) options.max_running = 1;
     if (weft_engine_open(dir, &options, &run->engine, &err) != WEFT_OK)
         return weft__report("run", &err);
     const struct weft__engine_view *view = weft__engine_view(run->engine);
