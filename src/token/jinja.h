@@ -290,7 +290,7 @@ struct jname {
 
 struct weft__template {
     struct weft__arena arena;
-    const char *name;
+    const char *name; /* while parsing */
     const char *text; /* newlines normalised */
     size_t len;
     struct jnode *body;

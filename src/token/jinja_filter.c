@@ -132,10 +132,13 @@ static struct jvalue do_replace(struct jrun *run, struct jcall *call)
 
 static struct jvalue do_indent(struct jrun *run, struct jcall *call)
 {
-    struct jvalue s = weft__j_str(run, call->self), indent = call->arg[0];
+    struct jvalue s = call->self, indent = call->arg[0];
     struct jsink spaces = {0}, sink = {0};
     bool first = flag(run, call->arg[1], false), blank = flag(run, call->arg[2], false);
     int64_t width = 4;
+    if (s.kind == J_UNDEFINED) return weft__j_fail_undefined(run, s);
+    if (s.kind != J_STRING)
+        return weft__j_fail(run, WEFT_INVALID, "indent needs a string, not '%s'", weft__j_type(s));
     if (indent.kind != J_STRING) {
         if (!integer(run, indent, 4, &width)) return s;
         for (; width > 0 && weft__j_tick(run, 0); width--) weft__j_puts(run, &spaces, " ");
@@ -165,15 +168,17 @@ static struct jvalue do_center(struct jrun *run, struct jcall *call)
 
 static struct jvalue do_truncate(struct jrun *run, struct jcall *call)
 {
-    struct jvalue s = weft__j_str(run, call->self);
+    struct jvalue s = call->self;
     struct jvalue end = given(call->arg[2]) ? call->arg[2] : weft__j_literal("...");
-    int64_t length, leeway;
-    if (run->status != WEFT_OK || !integer(run, call->arg[0], 255, &length) ||
-        !integer(run, call->arg[3], 5, &leeway))
+    int64_t length, leeway, have = weft__j_length(s);
+    if (!integer(run, call->arg[0], 255, &length) || !integer(run, call->arg[3], 5, &leeway))
         return s;
     if (end.kind != J_STRING || length < weft__j_chars(end) || leeway < 0)
         return weft__j_fail(run, WEFT_INVALID, "truncate: bad length, end or leeway");
-    if (weft__j_chars(s) <= length + weft__min(leeway, INT32_MAX)) return s;
+    if (have >= 0 && have <= length + weft__min(leeway, INT32_MAX)) return s;
+    if (s.kind != J_STRING)
+        return weft__j_fail(run, WEFT_INVALID, "truncate needs a string, not '%s'",
+                            weft__j_type(s));
     const char *cut = weft__j_seek(s, length - weft__j_chars(end));
     if (!flag(run, call->arg[1], false)) { /* whole words */
         const char *space = memrchr(s.text, ' ', (size_t)(cut - s.text));
@@ -349,7 +354,8 @@ static struct jvalue do_round(struct jrun *run, struct jcall *call)
     double unit = pow(10, (double)digits);
     if (!isfinite(value))
         return weft__j_fail(run, WEFT_INVALID, "cannot convert float infinity or NaN to integer");
-    return weft__j_float((up ? ceil(value * unit) : floor(value * unit)) / unit);
+    value = up ? ceil(value * unit) : floor(value * unit);
+    return weft__j_float((value + 0.0) / unit); /* no -0, as Python's floor gives an int */
 }
 
 static struct jvalue do_tojson(struct jrun *run, struct jcall *call)

@@ -266,9 +266,10 @@ struct jvalue weft__j_percent(struct jrun *run, struct jvalue format, struct jva
         if (v.kind == J_ABSENT) v = next_argument(run, &state);
         if (run->status == WEFT_OK) percent_value(run, &sink, &spec, v);
     }
-    bool left = args.kind == J_TUPLE
-                    ? state.taken < args.list->count
-                    : state.taken == 0 && args.kind != J_DICT && args.kind != J_LIST;
+    bool mapping = args.kind == J_DICT || args.kind == J_LIST || args.kind == J_RANGE ||
+                   args.kind == J_UNDEFINED; /* what has [] passes for one */
+    bool left =
+        args.kind == J_TUPLE ? state.taken < args.list->count : state.taken == 0 && !mapping;
     if (left && !by_name)
         return weft__j_fail(run, WEFT_INVALID,
                             "not all arguments converted during string formatting");

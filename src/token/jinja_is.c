@@ -154,16 +154,21 @@ static struct jvalue is_escaped(struct jrun *run, struct jcall *call)
     return weft__j_bool(false);
 }
 
+static struct jvalue not_a_key(struct jrun *run, const struct jcall *call)
+{
+    return weft__j_fail(run, WEFT_INVALID, "unhashable type: '%s'", weft__j_type(call->self));
+}
+
 static struct jvalue is_filter(struct jrun *run, struct jcall *call)
 {
-    (void)run;
+    if (!weft__j_hashable(call->self)) return not_a_key(run, call);
     return weft__j_bool(call->self.kind == J_STRING &&
                         weft__j_filter(call->self.text, call->self.len) != NULL);
 }
 
 static struct jvalue is_test(struct jrun *run, struct jcall *call)
 {
-    (void)run;
+    if (!weft__j_hashable(call->self)) return not_a_key(run, call);
     return weft__j_bool(call->self.kind == J_STRING &&
                         weft__j_test(call->self.text, call->self.len) != NULL);
 }

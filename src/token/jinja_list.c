@@ -53,17 +53,18 @@ static struct jvalue key_of(struct jrun *run, struct jvalue item, struct jvalue 
     return key.kind == J_STRING && !cased ? weft__j_recase(run, key, J_LOWER) : key;
 }
 
-/* Several paths, split at commas, make a list of keys. */
+/* The values at several paths, split at commas. Always a list: lists of equal values are not asked
+ * for their order, so that sorting by what no item has changes nothing, as in jinja2. */
 static struct jvalue keys_of(struct jrun *run, struct jvalue item, struct jvalue paths, bool cased)
 {
-    if (paths.kind != J_STRING || memchr(paths.text, ',', paths.len) == NULL)
-        return key_of(run, item, paths, cased);
     struct jvalue out = weft__j_new_list(run, J_LIST);
-    for (uint32_t start = 0; start <= paths.len && run->status == WEFT_OK;) {
+    for (uint32_t start = 0; run->status == WEFT_OK;) {
         uint32_t end = start;
-        while (end < paths.len && paths.text[end] != ',') end++;
-        struct jvalue path = weft__j_text(paths.text + start, end - start);
+        while (paths.kind == J_STRING && end < paths.len && paths.text[end] != ',') end++;
+        struct jvalue path =
+            paths.kind == J_STRING ? weft__j_text(paths.text + start, end - start) : paths;
         (void)weft__j_push(run, out.list, key_of(run, item, path, cased));
+        if (paths.kind != J_STRING || end >= paths.len) break;
         start = end + 1;
     }
     return out;
@@ -159,12 +160,12 @@ static int descending(struct jrun *run, const struct jpair *a, const struct jpai
 
 /* Pairs of sort key and item; NULL: failed. */
 static struct jpair *keyed(struct jrun *run, const struct jlist *items, struct jvalue paths,
-                           bool cased)
+                           bool cased, bool several)
 {
     struct jpair *pairs = weft__j_alloc(run, (size_t)items->count * sizeof *pairs);
     for (uint32_t i = 0; pairs != NULL && i < items->count; i++) {
-        pairs[i] = (struct jpair){.key = keys_of(run, items->items[i], paths, cased),
-                                  .value = items->items[i]};
+        pairs[i].key = (several ? keys_of : key_of)(run, items->items[i], paths, cased);
+        pairs[i].value = items->items[i];
         if (!weft__j_tick(run, 0)) return NULL;
     }
     return pairs;
@@ -185,7 +186,7 @@ static struct jvalue do_sort(struct jrun *run, struct jcall *call)
 {
     struct jlist items;
     if (!weft__j_iterate(run, call->self, &items)) return call->self;
-    struct jpair *pairs = keyed(run, &items, call->arg[2], flag(run, call->arg[1]));
+    struct jpair *pairs = keyed(run, &items, call->arg[2], flag(run, call->arg[1]), true);
     return sorted(run, pairs, items.count, flag(run, call->arg[0]));
 }
 
@@ -202,7 +203,7 @@ static struct jvalue do_dictsort(struct jrun *run, struct jcall *call)
                             weft__j_type(call->self));
     call->self.kind = J_ITEMS;
     if (!weft__j_iterate(run, call->self, &items)) return by;
-    struct jpair *pairs = keyed(run, &items, weft__j_int(value), flag(run, call->arg[0]));
+    struct jpair *pairs = keyed(run, &items, weft__j_int(value), flag(run, call->arg[0]), false);
     return sorted(run, pairs, items.count, flag(run, call->arg[2]));
 }
 

@@ -20,8 +20,8 @@ struct jvalue weft__j_fail(struct jrun *run, weft_status status, const char *for
     va_end(args);
     weft__j_clean(text);
     if (run->at != NULL) weft__j_locate(run->tmpl->text, run->at->offset, &line, &column);
-    run->status = weft__fail(run->err, status, "%s: line %d, column %d: %s", run->tmpl->name, line,
-                             column, text);
+    run->status =
+        weft__fail(run->err, status, "chat template: line %d, column %d: %s", line, column, text);
     return (struct jvalue){0};
 }
 
@@ -164,15 +164,19 @@ static bool pull(struct jrun *run, struct jloop *loop, struct jvalue *out)
 {
     while (run->status == WEFT_OK && loop->taken < loop->items.count) {
         struct jvalue item = loop->items.items[loop->taken++];
-        *out = item;
-        if (!loop->filtering) return true;
+        if (!loop->filtering) {
+            *out = item;
+            return true;
+        }
         if (!weft__j_tick(run, 0)) return false;
         struct jscope *outer = run->scope, *scope = push_scope(run, loop->scope);
         if (scope == NULL) return false;
         assign(run, loop->node->a, item);
         bool passes = weft__j_truth(run, weft__j_eval(run, loop->node->c));
         pop_scope(run, scope, outer);
-        if (passes) return run->status == WEFT_OK;
+        if (run->status != WEFT_OK || !passes) continue;
+        *out = item;
+        return true;
     }
     return false;
 }
@@ -205,6 +209,7 @@ static void exec_loop(struct jrun *run, struct jloop *loop)
     const struct jnode *node = loop->node;
     struct jscope *outer = run->scope, *scope = push_scope(run, loop->scope);
     struct jvalue item;
+    bool completed = false; /* a body to its end: what jinja2 asks for before an else */
     while (scope != NULL && weft__j_loop_peek(run, loop, &item) && weft__j_tick(run, 0)) {
         loop->before = loop->current;
         loop->current = item;
@@ -216,9 +221,10 @@ static void exec_loop(struct jrun *run, struct jloop *loop)
         exec(run, node->d);
         uint8_t flow = run->flow;
         run->flow = 0;
+        completed = completed || flow == 0;
         if (flow == S_BREAK) break;
     }
-    if (scope != NULL && loop->index0 < 0) {
+    if (scope != NULL && !completed) {
         scope->count = 0;
         exec(run, node->e);
     }
