@@ -203,9 +203,10 @@ static struct weft__comm_post reduce_post(const weft_comm *comm, const weft_redu
     uint32_t options[] = {op->residual != NULL,     op->norm,
                           op->norm_weight != NULL,  weft__f32_bits(op->norm_eps),
                           (uint32_t)op->quant.kind, weft__f32_bits(op->quant.scale)};
-    bool large = comm->algorithm == WEFT_ALGORITHM_AUTO
-                     ? bytes >= comm->dev->two_shot_bytes
-                     : comm->algorithm == WEFT_ALGORITHM_TWO_SHOT;
+    bool large =
+        comm->algorithm == WEFT_ALGORITHM_AUTO
+            ? comm->link.size >= comm->dev->two_shot_ranks && bytes >= comm->dev->two_shot_bytes
+            : comm->algorithm == WEFT_ALGORITHM_TWO_SHOT;
     return (struct weft__comm_post){.op = kind,
                                     .dtype = (uint32_t)op->dtype,
                                     .shape = {op->tokens, op->hidden},

@@ -1,6 +1,5 @@
 /* world.c: worlds of threads, sessions, opening and closing, groups, memory. */
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +13,6 @@ enum {
     HEAP_BYTES = 64 << 20,
     MESSAGE_BYTES_MIN = WEFT_COMM_HIDDEN_MAX * 4, /* a row fits */
     HEAP_ALIGN = 64,
-    SPINS = 2000, /* some ten microseconds */
 };
 
 static const size_t bytes_max = (size_t)1 << 40; /* of a message, of a heap: keeps sums in range */
@@ -36,16 +34,6 @@ static size_t staging_bytes(const weft_world_options *options)
 }
 
 /* ---- world ---- */
-
-/* Ranks that outnumber the processors gain nothing from spinning: the awaited one needs the
- * processor that spins. */
-static uint32_t spins_for(int ranks)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    bool known = sched_getaffinity(0, sizeof set, &set) == 0;
-    return !known || ranks <= CPU_COUNT(&set) ? SPINS : 0;
-}
 
 static weft_status fill_options(weft_world_options *options, weft_error *err)
 {
@@ -85,7 +73,6 @@ weft_status weft__world_create(const weft_world_options *options, const struct w
     world->dev = filled.cuda_devices != NULL ? &weft__cuda_comm : &weft__cpu_comm;
     for (int r = 0; r < filled.size && filled.cuda_devices != NULL; r++)
         world->device[r] = filled.cuda_devices[r];
-    world->spins = spins_for(filled.size);
     world->references = 1;
     pthread_condattr_t monotonic;
     (void)pthread_condattr_init(&monotonic);
@@ -246,7 +233,6 @@ static weft_status comm_start(weft_comm *comm, weft_error *err)
     link->message_bytes = world->options.message_bytes;
     link->timeout_ns = (uint64_t)world->options.timeout_ms * 1000000;
     link->first_epoch = world->tuning.first_epoch;
-    link->spins = world->spins;
     comm->channel = &link->world[weft__comm_world_rank(comm)]->channel[link->channel];
     comm->dev = world->dev;
     comm->algorithm = world->options.algorithm;

@@ -133,7 +133,6 @@ struct weft__comm_link {
     uint64_t message_bytes;
     uint64_t timeout_ns;
     uint32_t first_epoch;
-    uint32_t spins; /* tries before a waiting rank sleeps */
     int32_t device; /* CUDA ordinal of this rank */
     weft_path path; /* asked for, between GPUs */
 };
@@ -204,7 +203,9 @@ struct weft__dev_comm {
     /* What operations are enqueued on; NULL when they are complete on return. */
     void *(*stream)(const struct weft__comm_kernels *kernels);
     void (*sync)(struct weft__comm_kernels *kernels);
-    uint64_t two_shot_bytes; /* AUTO: from this size of a rank's input on */
+    /* AUTO is two-shot from this many ranks and this size of a rank's input on. */
+    int two_shot_ranks;
+    uint64_t two_shot_bytes;
 };
 
 extern const struct weft__dev_comm weft__cpu_comm, weft__cuda_comm;

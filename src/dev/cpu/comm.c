@@ -17,6 +17,8 @@
 enum {
     SLICE_NS = 10 * 1000 * 1000, /* a sleeping rank looks around this often */
     FOLD_TILE = 4096,            /* elements folded at once, to stay in the first cache */
+    SPINS_MIN = 64,              /* tries before a rank sleeps: some microseconds, */
+    SPINS_MAX = 1024,            /* and some ten */
 };
 
 struct weft__comm_kernels {
@@ -25,6 +27,7 @@ struct weft__comm_kernels {
     struct weft__comm_rank *self;
     struct weft__comm_channel *channel;    /* of self, in this group */
     uint32_t epoch;                        /* of the operation that runs */
+    uint32_t spins;                        /* tries before the next sleep */
     struct weft__comm_post post;           /* of the operation that runs */
     const uint8_t *input[WEFT__MAX_RANKS]; /* of each member, valid after meet() */
     bool peers_hold;                       /* some input has to be released */
@@ -194,10 +197,13 @@ static bool wait_for(struct weft__comm_kernels *k, int member, uint32_t epoch,
     if (reached(atomic_load_explicit(&peer->progress, memory_order_acquire), wanted)) return true;
     uint64_t start = weft__now_ns();
     bool ok = false;
-    for (uint32_t spin = 0; spin < link->spins && !ok; spin++) {
+    for (uint32_t spin = 0; spin < k->spins && !ok; spin++) {
         weft__pause();
         ok = reached(atomic_load_explicit(&peer->progress, memory_order_acquire), wanted);
     }
+    /* Spinning that was in vain is shortened: the peer may be waiting for this very processor. */
+    k->spins =
+        (uint32_t)(ok ? weft__min(2 * k->spins, SPINS_MAX) : weft__max(k->spins / 2, SPINS_MIN));
     if (!ok) ok = sleep_for(k, member, phase, wanted, start);
     k->channel->wait_ns += weft__now_ns() - start;
     return ok;
@@ -313,8 +319,8 @@ static void stage_rows(struct weft__comm_kernels *k, const struct weft__comm_red
     if (args->op.moe.top_k > 0)
         finalize_moe(k, args, out);
     else if (args->rows > 0)
-        memcpy(out, (const uint8_t *)args->op.x + (size_t)args->first * row_bytes,
-               (size_t)args->rows * row_bytes);
+        k->rows->copy(out, (const uint8_t *)args->op.x + (size_t)args->first * row_bytes,
+                      (size_t)args->rows * row_bytes);
 }
 
 static void fold_parts(struct weft__comm_kernels *k, weft_dtype dtype, size_t offset,
@@ -367,9 +373,8 @@ static void gather_row(struct weft__comm_kernels *k, const struct weft__comm_red
         const uint8_t *sums = link->segment[member] + weft__comm_sum_at(link, member, k->epoch) +
                               bytes_of(dtype, from);
         k->rows->load(dtype, sums, k->row + (from - row), to - from);
-        if (out != NULL)
-            memcpy(out + bytes_of(dtype, from - row), sums, bytes_of(dtype, to - from));
     }
+    if (out != NULL) k->rows->store(dtype, k->row, out, args->op.hidden);
 }
 
 /* Rows of scales in the 128x4 tiles, the tiles' padding zeroed before their first row. */
@@ -469,8 +474,9 @@ leave:
 /* ---- bytes ---- */
 
 /* Bytes first .. first + bytes of a member's line, those that exist, into rows of out. */
-static void place(const struct weft__comm_move_args *args, int member, const uint8_t *in)
+static void place(struct weft__comm_kernels *k, const struct weft__comm_move_args *args, int member)
 {
+    const uint8_t *in = k->input[member];
     uint64_t row_bytes = args->row_bytes[member], column = 0;
     for (int before = 0; before < member; before++) column += args->row_bytes[before];
     uint64_t end_at = row_bytes * (uint64_t)args->rows;
@@ -479,7 +485,7 @@ static void place(const struct weft__comm_move_args *args, int member, const uin
         uint64_t row = at / row_bytes, skip = at % row_bytes;
         uint64_t count = row_bytes - skip;
         if (count > end_at - at) count = end_at - at;
-        memcpy(args->out + row * args->out_row_bytes + column + skip, in, count);
+        k->rows->copy(args->out + row * args->out_row_bytes + column + skip, in, count);
         at += count;
         in += count;
     }
@@ -492,8 +498,8 @@ static void stage_bytes(struct weft__comm_kernels *k, const struct weft__comm_mo
     if (args->source != WEFT__SOURCE_STAGE || args->first >= line_bytes) return; /* empty, too */
     uint64_t count = line_bytes - args->first;
     if (count > args->bytes) count = args->bytes;
-    memcpy(link->segment[link->rank] + weft__comm_input_at(link, link->rank, k->epoch),
-           args->in + args->first, count);
+    k->rows->copy(link->segment[link->rank] + weft__comm_input_at(link, link->rank, k->epoch),
+                  args->in + args->first, count);
 }
 
 static void all_gather(struct weft__comm_kernels *k, const struct weft__comm_move_args *args)
@@ -502,7 +508,7 @@ static void all_gather(struct weft__comm_kernels *k, const struct weft__comm_mov
     stage_bytes(k, args, args->row_bytes[rank] * (uint64_t)args->rows);
     publish_input(k, args->source, args->in, args->first);
     if (!meet_all(k)) return;
-    for (int member = 0; member < k->link.size; member++) place(args, member, k->input[member]);
+    for (int member = 0; member < k->link.size; member++) place(k, args, member);
     end(k, false);
 }
 
@@ -513,7 +519,7 @@ static void broadcast(struct weft__comm_kernels *k, const struct weft__comm_move
     publish_input(k, root ? args->source : WEFT__SOURCE_STAGE, args->in, args->first);
     if (!meet_all(k)) return;
     if (!root && args->bytes > 0)
-        memcpy(args->out + args->first, k->input[args->root], args->bytes);
+        k->rows->copy(args->out + args->first, k->input[args->root], args->bytes);
     end(k, false);
 }
 
@@ -550,6 +556,7 @@ static weft_status open_kernels(const struct weft__comm_link *link, bool portabl
     struct weft__comm_kernels *k = calloc(1, sizeof *k);
     if (k == NULL) return weft__fail_oom(err, sizeof *k, "a communicator");
     k->link = *link;
+    k->spins = SPINS_MAX;
     k->rows = weft__rows_pick(portable);
     k->self = link->world[link->world_rank[link->rank]];
     k->channel = &k->self->channel[link->channel];
@@ -577,5 +584,7 @@ const struct weft__dev_comm weft__cpu_comm = {
     .move = move,
     .stream = no_stream,
     .sync = nothing_to_wait_for,
-    .two_shot_bytes = 64 * 1024,
+    /* With two ranks nothing is saved; with more, measured on shared cores: docs/PERFORMANCE.md */
+    .two_shot_ranks = 3,
+    .two_shot_bytes = 256 * 1024,
 };

@@ -252,6 +252,19 @@ static void scale_row(weft_dtype dtype, const float *in, float factor, const voi
     memcpy(out + whole, y, (size_t)rest * sizeof *y);
 }
 
+/* Several vectors at a time, which the compiler does not turn into a call of memcpy. */
+static void copy_bytes(void *out, const void *in, size_t bytes)
+{
+    uint8_t *to = out;
+    const uint8_t *from = in;
+    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
+        f32x8 low = load_f32(from), high = load_f32(from + 32);
+        memcpy(to, &low, sizeof low);
+        memcpy(to + 32, &high, sizeof high);
+    }
+    if (bytes > 0) memcpy(to, from, bytes);
+}
+
 /* As integers, magnitudes order like the floats they are, with NaN above all. */
 static uint32_t amax_row(const float *x, int64_t n)
 {
@@ -309,6 +322,7 @@ const struct weft__rows ROWS_TABLE = {
     .add_scaled = add_scaled_row,
     .load = load_row,
     .store = store_row,
+    .copy = copy_bytes,
     .amax = amax_row,
     .fp8 = fp8_row,
     .nvfp4 = nvfp4_row,

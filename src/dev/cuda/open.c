@@ -444,5 +444,6 @@ const struct weft__dev_comm weft__cuda_comm = {
     .move = weft__cuda_move,
     .stream = stream_of,
     .sync = weft__cuda_sync,
+    .two_shot_ranks = 2,
     .two_shot_bytes = 512 * 1024,
 };
