@@ -134,12 +134,15 @@ template <class T> __device__ uint64_t plain_offset(const place &at, int64_t t, 
     return at.a->link.plain_at + ((uint64_t)t * at.chunks + group * 32 + at.lane) * T::WORDS * 4;
 }
 
+/* Row `t` of a slot: inputs first, then, in two-shot reductions, sums. to: the one rank that needs
+ * it, or -1; with pull and host all can see it. */
 template <class T, bool PACKED>
-__device__ void send(const place &at, int64_t t, int group, const uint32_t *words)
+__device__ void send(const place &at, int64_t t, int group, int to, const uint32_t *words)
 {
     const struct weft__cuda_link *link = &at.a->link;
     uint32_t epoch = at.call.epoch;
     for (int d = 0; d < link->sends; d++) {
+        if (link->push && to >= 0 && d != to) continue;
         char *slot = half_of(link, link->send[d], epoch);
         if (PACKED) {
             char *p = slot + packed_offset<T>(at, t, group);
@@ -175,7 +178,7 @@ __device__ int try_take(const place &at, int64_t t, int group, int s, int to,
         const char *p = half_of(link, link->recv[s + b], at.call.epoch) + offset;
 #pragma unroll
         for (int j = 0; j < T::WORDS / (PACKED ? 2 : 4); j++)
-            in[b][j] = load_relaxed(p + (PACKED ? 512 : 16) * j);
+            in[b][j] = PACKED ? load_relaxed(p + 512 * j) : *(const vec16 *)(p + 16 * j);
     }
     int missing = -1;
 #pragma unroll
@@ -356,19 +359,29 @@ __device__ static void store_nvfp4(const place &at, int64_t out, int group, cons
     ((uint8_t *)a->scales)[offset] = scale;
 }
 
-/* Zeros in the tiles of swizzled scales where no scale is, shared by all threads of the grid. */
+/* Zeros in the tiles of swizzled scales where no scale is, shared by all threads of the grid: one
+ * vector of a tile has four scales of rows r, r + 32, r + 64, r + 96. */
 __device__ static void clear_padding(const place &at)
 {
     const struct weft__cuda_reduce_args *a = at.a;
-    int64_t columns = a->hidden / 16, padded = (columns + 3) / 4 * 4;
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < a->pad_rows * padded / 4;
-         i += (int64_t)gridDim.x * blockDim.x) {
-        int64_t row = i / (padded / 4), first = i % (padded / 4) * 4;
-        if (row < a->out_rows && first + 4 <= columns) continue;
-        uint8_t *word =
-            (uint8_t *)a->scales + weft__swizzled_scale_offset(a->scale_row + row, first, columns);
-        for (int c = 0; c < 4; c++)
-            if (row >= a->out_rows || first + c >= columns) word[c] = 0;
+    if (a->pad_rows == 0) return;
+    int columns = (int)a->hidden / 16, tiles = (columns + 3) / 4;
+    int64_t first = a->scale_row / 128, last = (a->scale_row + a->pad_rows - 1) / 128;
+    int vectors = (int)(last - first + 1) * tiles * 32;
+    for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < vectors;
+         i += (int)(gridDim.x * blockDim.x)) {
+        int tile = i / 32, column = tile % tiles * 4;
+        int64_t row = (first + tile / tiles) * 128 + i % 32 - a->scale_row; /* of this launch */
+        uint32_t *words = (uint32_t *)a->scales + (first * tiles * 32 + i) * 4;
+        if (row >= a->out_rows && row + 96 < a->pad_rows) {
+            *(uint4 *)words = make_uint4(0, 0, 0, 0);
+            continue;
+        }
+        for (int k = 0; k < 4; k++, row += 32) {
+            if (row >= a->out_rows && row < a->pad_rows) words[k] = 0;
+            for (int c = columns; c < column + 4 && row >= 0 && row < a->out_rows; c++)
+                ((uint8_t *)(words + k))[c - column] = 0;
+        }
     }
 }
 
@@ -402,7 +415,8 @@ __device__ uint32_t put_y(const place &at, int64_t out, int group, const uint32_
     const struct weft__cuda_reduce_args *a = at.a;
     int64_t chunk = out * at.chunks + group * 32 + at.lane;
     bool mine = in_row(at, group) && at.alive;
-    if (mine && a->y != 0) store_chunk<T>(a->y, chunk, words);
+    bool later = a->quant == WEFT_QUANT_FP8_TOKEN; /* a cluster barrier waits for stores */
+    if (mine && a->y != 0 && !later) store_chunk<T>(a->y, chunk, words);
     if (a->quant == WEFT_QUANT_NONE) return 0;
     float v[8];
     unpack<T>(words, v);
@@ -443,6 +457,8 @@ __device__ void finish_row(const place &at, int64_t out, keeper<T, ONE> &kept,
     }
     for (int group = at.warp; group < at.groups; group += at.warps) {
         uint32_t *words = kept.at(at, group), weight[T::WORDS] = {};
+        if (a->residual_out != 0 && in_row(at, group) && at.alive)
+            store_chunk<T>(a->residual_out, out * at.chunks + group * 32 + at.lane, words);
         if (a->norm && !ONE) load_weight<T>(at, group, weight);
         if (a->norm) normalise<T>(at, factor, ONE ? first_weight : weight, words);
         uint32_t most = put_y<T>(at, out, group, words);
@@ -458,9 +474,13 @@ __device__ void finish_row(const place &at, int64_t out, keeper<T, ONE> &kept,
     if (!at.alive) return;
     if (at.warp == 0 && at.lane == 0) ((float *)a->scales)[out] = scale;
     for (int group = at.warp; group < at.groups; group += at.warps) {
+        if (!in_row(at, group)) break;
+        int64_t chunk = out * at.chunks + group * 32 + at.lane;
+        const uint32_t *words = kept.at(at, group);
         float v[8];
-        unpack<T>(kept.at(at, group), v);
-        if (in_row(at, group)) store_fp8(at, out * at.chunks + group * 32 + at.lane, v, scale);
+        unpack<T>(words, v);
+        if (a->y != 0) store_chunk<T>(a->y, chunk, words);
+        store_fp8(at, chunk, v, scale);
         if (ONE) break;
     }
 }
@@ -530,11 +550,12 @@ template <class T, bool PACKED> __device__ void send_inputs(const place &at, int
     for (int i = 0; i < SECTION; i++) {
         int64_t t = row_of(at, section, i);
         if (t >= at.a->tokens) break;
+        int to = at.a->two_shot ? owner_of(at.a->tokens, at.a->link.ranks, t) : -1;
         for (int group = at.warp; group < at.groups; group += at.warps) {
             uint32_t words[T::WORDS];
             if (!in_row(at, group)) break;
             form<T>(at, t, group, words);
-            send<T, PACKED>(at, t, group, words);
+            send<T, PACKED>(at, t, group, to, words);
         }
     }
     if (!PACKED) send_flags(at, section, false);
@@ -550,7 +571,8 @@ template <class T, bool PACKED> __device__ void send_sums(place &at, int64_t sec
         for (int group = at.warp; group < at.groups && summed_here(at, t); group += at.warps) {
             uint32_t words[T::WORDS];
             sum_up<T, PACKED>(at, t, t, group, words);
-            if (in_row(at, group) && at.alive) send<T, PACKED>(at, t, group, words);
+            if (in_row(at, group) && at.alive)
+                send<T, PACKED>(at, at.a->tokens + t, group, -1, words);
         }
     }
     if (!PACKED) send_flags(at, section, true);
@@ -566,7 +588,7 @@ __device__ void receive(place &at, int64_t t, int64_t out, int group, uint32_t *
     }
     int owner = owner_of(at.a->tokens, at.a->link.ranks, t);
     vec16 in[1][T::WORDS / 2] = {};
-    take<T, PACKED, 1>(at, t, group, owner, owner + 1, in);
+    take<T, PACKED, 1>(at, at.a->tokens + t, group, owner, owner + 1, in);
 #pragma unroll
     for (int i = 0; i < T::WORDS; i++) words[i] = word_of<PACKED>(in[0], i);
 }
@@ -581,8 +603,6 @@ __device__ void receive_row(place &at, int64_t t, keeper<T, ONE> &kept, const ui
     for (int group = at.warp; group < at.groups; group += at.warps) {
         uint32_t *words = kept.at(at, group);
         receive<T, PACKED>(at, t, out, group, words);
-        if (a->residual_out != 0 && in_row(at, group) && at.alive)
-            store_chunk<T>(a->residual_out, out * at.chunks + group * 32 + at.lane, words);
         if (a->norm) {
             float v[8];
             unpack<T>(words, v);
@@ -613,7 +633,7 @@ __device__ void exchange(place &at, struct row_memory *memory, uint4 *kept_memor
     for (int64_t s = 0; s < sections + behind; s++) {
         if (s < sections && a.link.ranks > 1) send_inputs<T, PACKED>(at, s);
         if (s == 0) clear_padding(at);
-        if (s == 0 && a.cluster > 1) cluster_wait(); /* partner: cluster_arrive() in reduce() */
+        if (s == 0 && a.cluster > 1) cluster_wait(); /* partner: in reduce() */
         if (a.two_shot && s >= 1 && s - 1 < sections) send_sums<T, PACKED>(at, s - 1);
         if (s < behind) continue;
         if (a.two_shot) at.call.phase = WEFT__SUM;
@@ -634,7 +654,8 @@ __device__ void reduce(const struct weft__cuda_reduce_args &a)
 {
     __shared__ struct row_memory memory[2]; /* by turns: a block may be a row behind another */
     extern __shared__ uint4 kept_memory[];
-    if (a.cluster > 1) cluster_arrive(); /* all blocks have begun when exchange() waits for it */
+    if (a.cluster > 1)
+        cluster_arrive_relaxed(); /* all blocks have begun when exchange() waits for it */
     grid_wait();
     if (!a.late_release) grid_release();
     const struct weft__cuda_link *link = &a.link;

@@ -96,10 +96,20 @@ __device__ static inline void grid_release()
 
 /* ---- clusters of blocks; without them a cluster is one block ---- */
 
+/* Orders shared-memory accesses before it; it waits for all outstanding stores, so that a kernel
+ * stores to global memory after it. */
 __device__ static inline void cluster_arrive()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+/* Orders nothing. */
+__device__ static inline void cluster_arrive_relaxed()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 
@@ -214,7 +224,7 @@ __device__ static __noinline__ bool keep_waiting(struct call call, struct patien
  * will advance the epoch. */
 __device__ static inline uint32_t draw_ticket(const struct weft__cuda_link *link, uint32_t epoch)
 {
-    if (threadIdx.x != 0) return 0;
+    if (threadIdx.x != 0 || link->ranks == 1) return 0; /* nobody to agree with */
     /* An epoch is never 0; the sum depends on the load of the epoch, so it comes after it. */
     return atomicAdd((uint32_t *)link->done, epoch != 0 ? 1u : 0u);
 }
@@ -224,7 +234,7 @@ __device__ static inline uint32_t draw_ticket(const struct weft__cuda_link *link
 __device__ static inline void finish(const struct weft__cuda_link *link, uint32_t epoch,
                                      uint32_t ticket)
 {
-    if (threadIdx.x != 0 || ticket + 1 != gridDim.x) return;
+    if (threadIdx.x != 0 || link->ranks == 1 || ticket + 1 != gridDim.x) return;
     *(uint32_t *)link->done = 0;
     *(uint32_t *)link->epoch = epoch == 0xffffffffu ? 2 : epoch + 1;
 }

@@ -3,7 +3,7 @@
 # nvcc, gcc and cmocka, no other package. Usage: tools/gpu.sh WHAT...  with WHAT of
 #     test       the conformance tests of GPU ranks
 #     sanitize   a short run under compute-sanitizer, if it is there
-#     bench      fused against unfused; sweep: every path, form and algorithm
+#     bench      fused against unfused; sweep: every path, form and algorithm; parts: where time goes
 # CMOCKA=DIR: a folder with cmocka.h and libcmocka.so, where the system has none. OUT=DIR: logs.
 set -eu
 cd "$(dirname "$0")/.."
@@ -71,10 +71,11 @@ for what in "$@"; do
     sanitize)
         for tool in memcheck racecheck synccheck; do
             echo "compute-sanitizer $tool"
-            timeout 120 compute-sanitizer --tool $tool $build/comm_cuda_numbers_test --short 2>&1 | tail -8
+            timeout 50 compute-sanitizer --tool $tool $build/comm_cuda_numbers_test --short 2>&1 | tail -8
         done | tee "$out/sanitize.log"
         ;;
     bench) timeout 300 $build/comm_cuda_bench 2>&1 | tee "$out/bench.log" ;;
+    parts) timeout 100 $build/comm_cuda_bench parts 2>&1 | tee "$out/parts.log" ;;
     sweep) timeout 400 $build/comm_cuda_bench sweep 2>&1 | tee "$out/sweep.log" ;;
     *) echo "unknown: $what"; status=2 ;;
     esac

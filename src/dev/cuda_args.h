@@ -58,7 +58,8 @@ struct weft__cuda_link {
     uint64_t done;  /* uint32_t: blocks that have read the epoch */
     uint64_t watch; /* struct weft__cuda_watch */
     int32_t sends, ranks, rank;
-    uint32_t far; /* peers' slots are across a slow link: look with one lane before all read */
+    uint16_t far;  /* peers' slots are across a slow link: look with one lane before all read */
+    uint16_t push; /* send[d] is the slot in rank d's memory */
 };
 WEFT__SIZE_IS(struct weft__cuda_link, 16 * 16 + 6 * 8 + 16);
 

@@ -1,9 +1,12 @@
 /* Times of the fused collectives of GPU ranks, inside CUDA graphs: the ranks are parallel branches
  * of one graph, each a chain of operations; a time is that of the graph over the operations of a
- * branch, the median of several replays. Usage: bench_comm_cuda [sweep]. */
+ * branch, the median of several replays. Usage: bench_comm_cuda [sweep|parts]. */
 #include "../conform/cuda_ranks.h"
 
 enum { HIDDEN = 6144, CHAIN = 100, REPLAYS = 7, ROWS_MAX = 1024, MESSAGE_BYTES = 16 << 20 };
+
+/* What an operation does, to see where time goes. */
+enum part { FUSED, UNFUSED, SUM_ONLY, LOCAL_COPY, LOCAL_NORM };
 
 struct rank_memory {
     void *x, *residual, *weight, *s, *y, *codes, *scales;
@@ -19,7 +22,7 @@ struct bench {
 struct setup {
     int64_t rows;
     weft_quant_kind quant;
-    bool unfused;
+    enum part part;
     weft_algorithm algorithm;
     struct weft__cuda_tuning tuning;
 };
@@ -121,7 +124,12 @@ static weft_status operate(struct bench *bench, int r, const struct setup *setup
     weft_reduce op = {.tokens = setup->rows, .hidden = HIDDEN, .dtype = WEFT_BF16, .x = m->x};
     weft_quant quant = {
         .kind = setup->quant, .scale = 0.02f, .codes = m->codes, .scales = m->scales};
-    if (!setup->unfused) {
+    if (setup->part == SUM_ONLY || setup->part == LOCAL_COPY) {
+        op.y = m->y;
+        return setup->part == SUM_ONLY ? weft_comm_allreduce(comm, &op, err)
+                                       : local(comm, &op, err);
+    }
+    if (setup->part != UNFUSED) {
         op.residual = m->residual;
         op.residual_out = m->s;
         op.norm = true;
@@ -129,7 +137,7 @@ static weft_status operate(struct bench *bench, int r, const struct setup *setup
         op.norm_eps = 1e-5f;
         op.y = m->y;
         op.quant = quant;
-        return weft_comm_allreduce(comm, &op, err);
+        return setup->part == FUSED ? weft_comm_allreduce(comm, &op, err) : local(comm, &op, err);
     }
     weft_reduce add = op, norm = op, code = op;
     op.y = m->y;
@@ -158,6 +166,12 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Fewer when rows are many. */
+static int chain_of(const struct setup *setup)
+{
+    return setup->rows <= 16 ? CHAIN : setup->rows <= 64 ? CHAIN / 2 : CHAIN / 10;
+}
+
 /* All ranks' chains as branches of one graph. */
 static weft_status capture(struct bench *bench, const struct setup *setup, CUgraphExec *out,
                            weft_error *err)
@@ -174,7 +188,8 @@ static weft_status capture(struct bench *bench, const struct setup *setup, CUgra
         CUstream stream = weft_comm_stream(bench->comm[r]);
         (void)driver->event_create(&join[r], CU_EVENT_DISABLE_TIMING);
         if (r > 0) (void)driver->stream_wait(stream, fork, 0);
-        for (int i = 0; i < CHAIN && status == WEFT_OK; i++) status = operate(bench, r, setup, err);
+        for (int i = 0; i < chain_of(setup) && status == WEFT_OK; i++)
+            status = operate(bench, r, setup, err);
         if (r > 0) (void)driver->event_record(join[r], stream);
         if (r > 0) (void)driver->stream_wait(first, join[r], 0);
     }
@@ -188,7 +203,8 @@ static weft_status capture(struct bench *bench, const struct setup *setup, CUgra
     return status;
 }
 
-static weft_status replay(struct bench *bench, CUgraphExec graph, float *us, weft_error *err)
+static weft_status replay(struct bench *bench, CUgraphExec graph, int chain, float *us,
+                          weft_error *err)
 {
     const struct weft__cuda_driver *driver = gpu_driver(bench->comm[0]);
     CUstream stream = weft_comm_stream(bench->comm[0]);
@@ -205,7 +221,7 @@ static weft_status replay(struct bench *bench, CUgraphExec graph, float *us, wef
         (void)driver->event_elapsed(&ms[i], from, to);
     }
     qsort(ms + 1, REPLAYS, sizeof *ms, by_value); /* the first is a warm-up */
-    *us = ms[1 + REPLAYS / 2] * 1000 / CHAIN;
+    *us = ms[1 + REPLAYS / 2] * 1000 / (float)chain;
     (void)driver->event_destroy(from);
     (void)driver->event_destroy(to);
     return weft_comm_sync(bench->comm[0], err);
@@ -222,7 +238,7 @@ static float time_of(struct bench *bench, const struct setup *setup)
         weft__cuda_tune(bench->comm[r]->kernels, &setup->tuning);
     }
     weft_status status = capture(bench, setup, &graph, &err);
-    if (status == WEFT_OK) status = replay(bench, graph, &us, &err);
+    if (status == WEFT_OK) status = replay(bench, graph, chain_of(setup), &us, &err);
     if (graph != NULL) (void)gpu_driver(bench->comm[0])->graph_exec_destroy(graph);
     if (status == WEFT_OK) return us;
     printf("  failed: %s\n", err.text);
@@ -267,6 +283,25 @@ static void sweep(struct bench *bench)
                 }
 }
 
+static void parts(struct bench *bench)
+{
+    static const char *const names[] = {"fused", "unfused", "sum", "copy", "norm"};
+    printf("p part: us at cluster 1 2 4 8, the same one by one; 1 row, pull\n");
+    for (int part = FUSED; part <= LOCAL_NORM; part++) {
+        if (part == UNFUSED) continue;
+        printf("%d %-5s:", bench->p, names[part]);
+        for (int serial = 0; serial <= 1; serial++)
+            for (int cluster = 1; cluster <= 8; cluster *= 2) {
+                struct setup setup = {
+                    .rows = 1,
+                    .part = (enum part)part,
+                    .tuning = {.path = WEFT_PATH_PULL, .cluster = cluster, .serial = serial != 0}};
+                printf(" %7.2f", (double)time_of(bench, &setup));
+            }
+        printf("\n");
+    }
+}
+
 static void table(struct bench *bench)
 {
     static const int64_t rows[] = {1, 4, 16, 64, 256, 1024};
@@ -281,7 +316,7 @@ static void table(struct bench *bench)
                 struct setup setup = {
                     .rows = rows[i], .quant = quants[q], .tuning = {.path = (weft_path)path}};
                 float fused = time_of(bench, &setup);
-                setup.unfused = true;
+                setup.part = UNFUSED;
                 float unfused = time_of(bench, &setup);
                 printf("%s %8.2f %8.2f %5.2f", q > 0 ? " |" : "", (double)fused, (double)unfused,
                        (double)(fused / unfused));
@@ -294,10 +329,12 @@ static void table(struct bench *bench)
 int main(int argc, char **argv)
 {
     struct gpu_place place = gpu_place_or_skip("comm_cuda_bench");
-    bool swept = argc > 1 && strcmp(argv[1], "sweep") == 0;
+    void (*measure)(struct bench *) = table;
+    if (argc > 1 && strcmp(argv[1], "sweep") == 0) measure = sweep;
+    if (argc > 1 && strcmp(argv[1], "parts") == 0) measure = parts;
     printf(
         "hidden %d BF16: all-reduce + residual + RMSNorm; %d devices, rank r on device r mod %d; "
-        "ranks are branches of one graph, %d operations each\n",
+        "ranks are branches of one graph, at most %d operations each\n",
         HIDDEN, place.devices, place.devices, CHAIN);
     for (int p = 2; p <= 8; p *= 2) {
         struct bench bench;
@@ -307,10 +344,7 @@ int main(int argc, char **argv)
             bench_close(&bench);
             return 1;
         }
-        if (swept)
-            sweep(&bench);
-        else
-            table(&bench);
+        measure(&bench);
         bench_close(&bench);
     }
     return 0;

@@ -62,7 +62,7 @@ static void pick_tuning(struct plan *plan, uint64_t *state, uint32_t usable)
     do tuning->path = (weft_path)pick_from(state, WEFT_PATH_PUSH, WEFT_PATH_HOST);
     while ((usable >> tuning->path & 1) == 0);
     int64_t row = weft__ceil_div(plan->hidden, 256) * 256;
-    bool fits = plan->tokens * row * (plan->dtype == WEFT_F32 ? 8 : 4) <= WEFT__CUDA_PACKED_BYTES;
+    bool fits = plan->tokens * row * (plan->dtype == WEFT_F32 ? 16 : 8) <= WEFT__CUDA_PACKED_BYTES;
     tuning->wire = (enum weft__cuda_wire)pick_from(state, 0, 2);
     if (!fits && tuning->wire == WEFT__CUDA_PACKED) tuning->wire = WEFT__CUDA_PLAIN;
     tuning->cluster = clusters[pick_from(state, 0, 5)];

@@ -89,8 +89,10 @@ static inline weft_status gpu_write(const weft_comm *comm, void *to, const void 
                                     weft_error *err)
 {
     if (bytes == 0) return WEFT_OK;
-    return gpu_check(comm, gpu_driver(comm)->to_device((CUdeviceptr)(uintptr_t)to, from, bytes),
-                     "writing", err);
+    CUresult result = gpu_driver(comm)->to_device((CUdeviceptr)(uintptr_t)to, from, bytes);
+    /* It may return before the data is there, and the rank's stream would not wait for it. */
+    if (result == CUDA_SUCCESS) result = gpu_driver(comm)->stream_sync(NULL);
+    return gpu_check(comm, result, "writing", err);
 }
 
 static inline weft_status gpu_read(const weft_comm *comm, void *to, const void *from, size_t bytes,

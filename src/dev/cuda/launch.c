@@ -266,7 +266,8 @@ static bool aligned(const weft_reduce *op)
     const void *all[] = {op->x,        op->moe.expert_out, op->moe.shared,
                          op->residual, op->residual_out,   op->norm_weight,
                          op->y,        op->quant.codes};
-    uintptr_t bits = (uintptr_t)op->quant.scales & 3;
+    bool swizzled = op->quant.kind == WEFT_QUANT_NVFP4_SWIZZLED;
+    uintptr_t bits = (uintptr_t)op->quant.scales & (swizzled ? 15 : 3);
     for (size_t i = 0; i < WEFT__COUNT(all); i++) bits |= (uintptr_t)all[i] & 15;
     return bits == 0;
 }
@@ -314,7 +315,7 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
     int64_t groups = weft__ceil_div(op->hidden, WEFT__CUDA_GROUP);
     uint64_t packed_bytes =
         (uint64_t)(rows * groups * WEFT__CUDA_GROUP) * (op->dtype == WEFT_F32 ? 8 : 4);
-    bool fits = packed_bytes <= k->packed_bytes;
+    bool fits = (args->post.two_shot ? 2 : 1) * packed_bytes <= k->packed_bytes;
     bool packed = tuning->wire == WEFT__CUDA_WIRE_AUTO ? fits : tuning->wire == WEFT__CUDA_PACKED;
     if (packed && !fits) return refuse(k, "CUDA: the message is too long for the packed form");
     const struct weft__cuda_link *link = &k->paths[tuning->path];
@@ -357,7 +358,7 @@ void weft__cuda_reduce(struct weft__comm_kernels *k, const struct weft__comm_red
     if (failed(k)) return;
     if (!aligned(&args->op))
         return refuse(k, "CUDA: x, residual, y, codes and the like must be aligned to 16 bytes, "
-                         "scales to 4");
+                         "scales to 4, swizzled ones to 16");
     int64_t end = args->first + args->rows, first = args->first;
     do {
         int64_t rows = weft__min(WEFT__CUDA_ROWS_MAX, end - first);

@@ -131,7 +131,7 @@ static void lay_out(struct weft__comm_kernels *k, struct weft__cuda_link *link)
 {
     uint64_t flags = 4 * 2 * WEFT__CUDA_ROWS_MAX * WEFT__CUDA_CLUSTER_MAX;
     k->packed_bytes = WEFT__CUDA_PACKED_BYTES;
-    k->plain_bytes = round_up(k->link.message_bytes, 4096);
+    k->plain_bytes = 2 * round_up(k->link.message_bytes, 4096); /* inputs, sums */
     link->packed_at = round_up(WEFT__CUDA_FLAG_AT + flags, 4096);
     link->plain_at = link->packed_at + k->packed_bytes;
     link->half_bytes = link->plain_at + k->plain_bytes;
@@ -241,6 +241,7 @@ static weft_status fill_paths(struct weft__comm_kernels *k, struct weft__cuda_li
         staged->recv[m] = m == me ? base[me] + me * slot : host[m];
     }
     push->sends = link->size;
+    push->push = 1;
     pull->sends = 1;
     pull->send[0] = base[me] + me * slot;
     staged->sends = 2;
@@ -262,6 +263,8 @@ static weft_status check_path(struct weft__comm_kernels *k, weft_path path, CUde
     for (size_t i = 0; i < BYTES; i++)
         mine[i] = (uint8_t)(i * 31 + (size_t)k->link.rank * 7 + path);
     WEFT__CUDA_TRY(driver, to_device(scratch, mine, BYTES), "storing a pattern", err);
+    /* That may return before the data is there, and the rank's stream would not wait for it. */
+    WEFT__CUDA_TRY(driver, stream_sync(NULL), "storing a pattern", err);
     struct weft__comm_move_args args = {
         .post = {.op = WEFT__ALL_GATHER, .shape = {1, BYTES * k->link.size}},
         .bytes = BYTES,
