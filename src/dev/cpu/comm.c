@@ -423,14 +423,20 @@ static void finish_row(struct weft__comm_kernels *k, const struct weft__comm_red
                        int64_t row)
 {
     const weft_reduce *op = &args->op;
+    uint8_t *y = op->y;
+    if (y != NULL) y += bytes_of(op->dtype, row * op->hidden);
     if (op->norm) {
-        float factor =
-            weft__rms_factor(k->rows->sum_squares(k->row, op->hidden), op->hidden, op->norm_eps);
-        k->rows->scale(op->dtype, k->row, factor, op->norm_weight, k->row, op->hidden);
+        float squares = k->rows->sum_squares(k->row, op->hidden);
+        struct weft__row_scale scale = {.dtype = op->dtype,
+                                        .factor =
+                                            weft__rms_factor(squares, op->hidden, op->norm_eps),
+                                        .weight = op->norm_weight,
+                                        .values = op->quant.kind != WEFT_QUANT_NONE ? k->row : NULL,
+                                        .out = y};
+        k->rows->scale(&scale, k->row, op->hidden);
+    } else if (y != NULL) {
+        k->rows->store(op->dtype, k->row, y, op->hidden);
     }
-    if (op->y != NULL)
-        k->rows->store(op->dtype, k->row, (uint8_t *)op->y + bytes_of(op->dtype, row * op->hidden),
-                       op->hidden);
     quantise_row(k, op, row, args->out_rows);
 }
 

@@ -19,5 +19,7 @@ void weft__rmsnorm_row(const struct weft__rows *rows, const float *x, const floa
                        float eps, float *y, int64_t n)
 {
     float factor = weft__rms_factor(rows->sum_squares(x, n), n, eps);
-    rows->scale(WEFT_F32, x, factor, weight, y, n);
+    rows->scale(
+        &(struct weft__row_scale){.dtype = WEFT_F32, .factor = factor, .weight = weight, .out = y},
+        x, n);
 }

@@ -15,6 +15,15 @@ struct weft__row_fold {
     void *out;            /* the same, may be residual, or NULL */
 };
 
+/* round(round(in * factor) * weight) */
+struct weft__row_scale {
+    weft_dtype dtype; /* F32, F16, BF16: of weight and out */
+    float factor;
+    const void *weight; /* or NULL for ones */
+    float *values;      /* the results, may be in, or NULL */
+    void *out;          /* the same, or NULL */
+};
+
 struct weft__rows {
     const char *name;
     /* n a multiple of 8: */
@@ -31,10 +40,7 @@ struct weft__rows {
     void (*nvfp4)(const float *x, float G, uint8_t *codes, uint8_t *scales, int64_t n);
     /* any n: */
     float (*sum_squares)(const float *x, int64_t n); /* weft__sum_squares */
-    /* out = round(round(in * factor) * weight), the rounding that of dtype; weight may be NULL, out
-     * may be in. */
-    void (*scale)(weft_dtype dtype, const float *in, float factor, const void *weight, float *out,
-                  int64_t n);
+    void (*scale)(const struct weft__row_scale *scale, const float *in, int64_t n);
 };
 
 /* The fastest that this processor runs, or the portable one. */

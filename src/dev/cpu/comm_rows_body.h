@@ -227,29 +227,42 @@ static float sum_squares_row(const float *x, int64_t n)
     return weft__tree_root(waiting, nodes);
 }
 
-INLINE void scale_as(weft_dtype dtype, const float *in, float factor, const void *weight,
-                     float *out, int64_t n)
+INLINE void scale_as(weft_dtype dtype, const struct weft__row_scale *scale, const float *in,
+                     int64_t n)
 {
     for (int64_t i = 0; i < n; i += 8) {
-        f32x8 v = put(dtype, load_f32(in + i) * factor, NULL, 0);
-        if (weight != NULL) v = put(dtype, v * get(dtype, weight, i), NULL, 0);
-        memcpy(out + i, &v, sizeof v);
+        bool last = scale->weight == NULL;
+        f32x8 v = put(dtype, load_f32(in + i) * scale->factor, last ? scale->out : NULL, i);
+        if (!last) v = put(dtype, v * get(dtype, scale->weight, i), scale->out, i);
+        if (scale->values != NULL) memcpy(scale->values + i, &v, sizeof v);
     }
 }
 
-static void scale_row(weft_dtype dtype, const float *in, float factor, const void *weight,
-                      float *out, int64_t n)
+/* The last n % 8 elements, in a vector of their own. */
+static void scale_rest(const struct weft__row_scale *scale, const float *in, int64_t whole,
+                       int64_t n)
 {
-    int64_t whole = n & ~(int64_t)7, rest = n - whole;
-    FOR_DTYPE(scale_as, dtype, in, factor, weight, out, whole)
-    if (rest == 0) return;
-    float x[8] = {0}, w[8] = {0}, y[8];
-    size_t width = dtype == WEFT_F32 ? 4 : 2;
-    memcpy(x, in + whole, (size_t)rest * sizeof *x);
-    if (weight != NULL)
-        memcpy(w, (const char *)weight + (size_t)whole * width, (size_t)rest * width);
-    FOR_DTYPE(scale_as, dtype, x, factor, weight != NULL ? w : NULL, y, 8)
-    memcpy(out + whole, y, (size_t)rest * sizeof *y);
+    size_t count = (size_t)(n - whole), width = scale->dtype == WEFT_F32 ? 4 : 2;
+    size_t at = (size_t)whole * width;
+    float x[8] = {0}, weight[8] = {0}, values[8], out[8];
+    struct weft__row_scale rest = *scale;
+    memcpy(x, in + whole, count * sizeof *x);
+    if (scale->weight != NULL) {
+        memcpy(weight, (const char *)scale->weight + at, count * width);
+        rest.weight = weight;
+    }
+    rest.values = values;
+    rest.out = out;
+    FOR_DTYPE(scale_as, scale->dtype, &rest, x, 8)
+    if (scale->values != NULL) memcpy(scale->values + whole, values, count * sizeof *values);
+    if (scale->out != NULL) memcpy((char *)scale->out + at, out, count * width);
+}
+
+static void scale_row(const struct weft__row_scale *scale, const float *in, int64_t n)
+{
+    int64_t whole = n & ~(int64_t)7;
+    FOR_DTYPE(scale_as, scale->dtype, scale, in, whole)
+    if (whole < n) scale_rest(scale, in, whole, n);
 }
 
 /* Several vectors at a time, which the compiler does not turn into a call of memcpy. */
