@@ -8,10 +8,11 @@
 enum { WEFT__EXIT_OK = 0, WEFT__EXIT_FAILED = 1, WEFT__EXIT_USAGE = 2 };
 
 /* name, summary */
-#define WEFT__COMMANDS(X)                                                  \
-    X(run, "run", "chat or complete in the terminal")                      \
-    X(check, "check", "compare logits and greedy tokens with a reference") \
-    X(info, "info", "what a model directory holds and needs")              \
+#define WEFT__COMMANDS(X)                                                    \
+    X(run, "run", "chat or complete in the terminal")                        \
+    X(serve, "serve", "answer over HTTP, OpenAI-compatible, with a console") \
+    X(check, "check", "compare logits and greedy tokens with a reference")   \
+    X(info, "info", "what a model directory holds and needs")                \
     X(quantize, "quantize", "write a checkpoint as NVFP4 or FP8")
 
 #define X(name, word, summary) int weft__cmd_##name(int argc, char **argv);
