@@ -72,6 +72,61 @@ void weft__buf_puts(struct weft__buf *buf, const char *text);
 void weft__buf_printf(struct weft__buf *buf, const char *format, ...) WEFT__PRINTF(2, 3);
 void weft__buf_free(struct weft__buf *buf);
 
+/* ---- UTF-8 ---- */
+
+/* The character at p: its length, 1 to 4. Where there is none, minus the length of the maximal
+ * ill-formed part there, or 0 when all len bytes are the beginning of a character. len > 0. */
+int weft__utf8_next(const char *p, size_t len, uint32_t *code);
+int weft__utf8_put(char out[4], uint32_t code); /* its length; code is a scalar value */
+bool weft__utf8_valid(const char *text, size_t len);
+
+/* ---- JSON: a pull reader over text in memory, for files too large for a tree ---- */
+
+enum { WEFT__JSON_MAX_DEPTH = 64 };
+
+enum weft__json_kind {
+    WEFT__JSON_NONE, /* no value here, or the reader failed */
+    WEFT__JSON_OBJECT,
+    WEFT__JSON_ARRAY,
+    WEFT__JSON_STRING,
+    WEFT__JSON_NUMBER,
+    WEFT__JSON_BOOL,
+    WEFT__JSON_NULL,
+};
+
+/* A copy remembers a position: reading on with it changes nothing in the original. The first error
+ * sticks; from then on every call returns false or zero, and loops over members end. */
+struct weft__json {
+    const char *begin, *at, *end;
+    const char *error; /* what is wrong at `at`; NULL while all is well */
+    uint64_t fresh;    /* bit d: nothing was read yet of the container at depth d */
+    unsigned depth;
+    bool no_memory;
+};
+
+struct weft__json_text {
+    const char *data; /* in the source, or in the scratch buffer of the call: valid till the next */
+    size_t len;
+};
+
+void weft__json_init(struct weft__json *json, const char *text, size_t len);
+void weft__json_fail(struct weft__json *json, const char *what); /* `what` outlives the reader */
+enum weft__json_kind weft__json_kind(struct weft__json *json);   /* of the value ahead */
+/* while (weft__json_item(...)) read or skip one value; the loop ends behind the bracket. */
+bool weft__json_enter(struct weft__json *json, enum weft__json_kind kind);
+bool weft__json_item(struct weft__json *json);
+bool weft__json_member(struct weft__json *json, struct weft__buf *scratch,
+                       struct weft__json_text *key);
+bool weft__json_string(struct weft__json *json, struct weft__buf *scratch,
+                       struct weft__json_text *text);
+bool weft__json_int(struct weft__json *json, int64_t *value); /* no fraction, no exponent */
+bool weft__json_bool(struct weft__json *json, bool *value);
+void weft__json_skip(struct weft__json *json); /* any value, checked */
+bool weft__json_end(struct weft__json *json);  /* nothing but white space follows */
+/* WEFT_OK, or the reader's error with the name of the file and the offset. */
+WEFT_CHECKED weft_status weft__json_check(const struct weft__json *json, const char *name,
+                                          weft_error *err);
+
 /* ---- clock ---- */
 
 uint64_t weft__now_ns(void); /* monotonic */

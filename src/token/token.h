@@ -37,7 +37,7 @@ size_t weft__tokenizer_memory(const struct weft__tokenizer *tok); /* bytes held 
 /* What the token stands for: possibly part of a UTF-8 sequence. Any id is allowed. */
 struct weft__token_text weft__token_bytes(const struct weft__tokenizer *tok, int32_t id);
 bool weft__token_is_special(const struct weft__tokenizer *tok, int32_t id);
-/* The id whose content in tokenizer.json is this text ("<|im_end|>", "Ġthe"), or -1. */
+/* The id whose content in tokenizer.json is this text ("<|im_end|>", "\u0120the"), or -1. */
 int32_t weft__token_id(const struct weft__tokenizer *tok, const char *content, size_t len);
 
 /* ---- text to ids ---- */
