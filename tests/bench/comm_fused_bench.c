@@ -108,7 +108,7 @@ static weft_status bench_rank(weft_comm *comm, int rank, void *arg, weft_error *
 
 int main(int argc, char **argv)
 {
-    int ranks = argc > 1 ? atoi(argv[1]) : 2;
+    int ranks = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 2; /* checked with the options */
     weft_world_options options = {.size = ranks, .message_bytes = ROWS_MAX * HIDDEN_MAX * 4};
     weft_world *world;
     weft_error err;
