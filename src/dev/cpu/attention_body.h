@@ -28,6 +28,20 @@ struct query {
     float p[WEFT__PAGE];
 };
 
+/* Scores of four keys, from j on, for `queries` queries. */
+INLINE void score_tile(int queries, const float *const k[ROWS], struct query *query, int64_t j,
+                       int64_t dim, float scale)
+{
+    const float *q[TOKENS];
+    f32x8 sum[ROWS * TOKENS] = {0};
+    for (int t = 0; t < queries; t++) q[t] = query[t].q;
+    dots(queries, k, q, dim, sum);
+    for (int t = 0; t < queries; t++) {
+        f32x4 score = tile_result(queries, sum, t) * (f32x4){scale, scale, scale, scale};
+        memcpy(query[t].p + j, &score, sizeof score);
+    }
+}
+
 /* Queries first .. last: score of every key of the page; next_tokens() at a time. */
 INLINE void page_scores(const struct page *page, struct query *query, int64_t first, int64_t last,
                         int64_t dim, float scale)
@@ -36,18 +50,8 @@ INLINE void page_scores(const struct page *page, struct query *query, int64_t fi
         const float *k[ROWS];
         for (int r = 0; r < ROWS; r++) k[r] = page->k[weft__min(j + r, page->count - 1)];
         for (int64_t i = first, n; i < last; i += n) {
-            const float *q[TOKENS];
-            f32x8 sum[ROWS * TOKENS] = {0};
             n = next_tokens(last - i);
-            for (int64_t t = 0; t < n; t++) q[t] = query[i + t].q;
-            dots4((int)n, k, q, dim, sum);
-            for (int64_t t = 0; t < n; t++) {
-                f32x8 lanes[ROWS];
-                float *p = query[i + t].p + j;
-                for (int r = 0; r < ROWS; r++) lanes[r] = sum[r * n + t];
-                add_lanes4(lanes, p);
-                for (int r = 0; r < ROWS; r++) p[r] *= scale;
-            }
+            FOR_TOKENS(score_tile, n, k, query + i, j, dim, scale)
         }
     }
 }
@@ -118,16 +122,7 @@ static void page_values(const struct page *page, struct query *query, int64_t fi
         while (n < TOKENS && i + n < last && query[i + n].low == query[i].low &&
                query[i + n].high == query[i].high)
             n++;
-        switch (n) {
-        case 1:
-            page_values_of(1, page, query + i, dim);
-            break;
-        case 2:
-            page_values_of(2, page, query + i, dim);
-            break;
-        default:
-            page_values_of(3, page, query + i, dim);
-        }
+        FOR_TOKENS(page_values_of, n, page, query + i, dim)
         i += n;
     }
 }

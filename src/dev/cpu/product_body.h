@@ -20,6 +20,15 @@ struct codes { /* where a row's chunk lies */
     const uint8_t *data, *scale;
 };
 
+/* Bytes of a chunk; a constant where the type is one. */
+INLINE int64_t chunk_bytes(weft_dtype dtype)
+{
+    return dtype == WEFT_F32       ? 4 * CHUNK
+           : dtype == WEFT_F8_E4M3 ? CHUNK
+           : dtype == WEFT_F4_E2M1 ? CHUNK / 2
+                                   : 2 * CHUNK;
+}
+
 #if defined(__AVX2__)
 
 /* 16-bit words of p in the high halves of eight lanes. */
@@ -121,7 +130,7 @@ INLINE void decode(const struct weft__dev *dev, weft_dtype dtype, struct codes c
     for (int v = 0; v < 4; v++) {
         switch (dtype) {
         case WEFT_F32:
-            memcpy(&w[v], c.data + 32 * v, sizeof w[v]);
+            w[v] = load8(c.data + 32 * v);
             break;
         case WEFT_BF16:
             w[v] = decode_bf16(c.data + 16 * v);
@@ -140,7 +149,7 @@ INLINE void decode_rest(const struct weft__dev *dev, weft_dtype dtype, struct co
                         f32x8 w[4])
 {
     uint8_t data[CHUNK * 4] = {0}, scale[2] = {0};
-    memcpy(data, c.data, (size_t)(n * weft__dtype_bits(dtype) + 7) / 8);
+    memcpy(data, c.data, (size_t)(n * chunk_bytes(dtype) + CHUNK - 1) / CHUNK);
     if (dtype == WEFT_F4_E2M1) {
         memcpy(scale, c.scale, (size_t)(n + 15) / 16);
         if (n % 2 != 0) data[n / 2] &= 15;
@@ -149,9 +158,9 @@ INLINE void decode_rest(const struct weft__dev *dev, weft_dtype dtype, struct co
 }
 
 /* Chunk at column k, a multiple of 32. */
-INLINE struct codes codes_at(const struct weft__matrix *w, int64_t row, int64_t k)
+INLINE struct codes codes_at(weft_dtype dtype, const struct weft__matrix *w, int64_t row, int64_t k)
 {
-    return (struct codes){.data = w->data + row * w->row_bytes + k * weft__dtype_bits(w->dtype) / 8,
+    return (struct codes){.data = w->data + row * w->row_bytes + k / CHUNK * chunk_bytes(dtype),
                           .scale = w->scale_kind == WEFT__SCALE_NVFP4
                                        ? w->scale + row * w->scale_row_bytes + k / 16
                                        : NULL};
@@ -177,7 +186,7 @@ INLINE void decode_span(const struct weft__dev *dev, weft_dtype dtype, const str
     for (int64_t k = 0; k < columns; k += CHUNK) {
         f32x8 v[4];
         int64_t n = columns - k;
-        struct codes c = codes_at(w, row, column + k);
+        struct codes c = codes_at(dtype, w, row, column + k);
         if (n >= CHUNK)
             decode(dev, dtype, c, v);
         else
@@ -236,61 +245,81 @@ static void decode_row(const struct weft__dev *dev, const struct weft__matrix *w
 /* ---- register tiles ---- */
 
 /* sum[r * tokens + t] += w[r] . x[t] over k columns. */
-INLINE void dots(int rows, int tokens, const float *const w[], const float *const x[], int64_t k,
+INLINE void dots(int tokens, const float *const w[ROWS], const float *const x[], int64_t k,
                  f32x8 *sum)
 {
-    f32x8 s[ROWS * TOKENS];
-    for (int i = 0; i < rows * tokens; i++) s[i] = sum[i];
     int64_t at = 0;
     for (; at + 8 <= k; at += 8) {
         f32x8 xv[TOKENS];
         for (int t = 0; t < tokens; t++) xv[t] = load8(x[t] + at);
-        for (int r = 0; r < rows; r++) {
+        for (int r = 0; r < ROWS; r++) {
             f32x8 wv = load8(w[r] + at);
-            for (int t = 0; t < tokens; t++) s[r * tokens + t] = fma8(wv, xv[t], s[r * tokens + t]);
-        }
-    }
-    if (at < k) {
-        for (int r = 0; r < rows; r++) {
-            f32x8 wv = load_first(w[r] + at, k - at);
             for (int t = 0; t < tokens; t++)
-                s[r * tokens + t] = fma8(wv, load_first(x[t] + at, k - at), s[r * tokens + t]);
+                sum[r * tokens + t] = fma8(wv, xv[t], sum[r * tokens + t]);
         }
     }
-    for (int i = 0; i < rows * tokens; i++) sum[i] = s[i];
+    if (at == k) return;
+    for (int r = 0; r < ROWS; r++) {
+        f32x8 wv = load_first(w[r] + at, k - at);
+        for (int t = 0; t < tokens; t++)
+            sum[r * tokens + t] = fma8(wv, load_first(x[t] + at, k - at), sum[r * tokens + t]);
+    }
+}
+
+/* The finished sums of one token, rows 0 to 3. */
+INLINE f32x4 tile_result(int tokens, const f32x8 *sum, int token)
+{
+    f32x8 v[ROWS];
+    for (int r = 0; r < ROWS; r++) v[r] = sum[r * tokens + token];
+    return add_lanes4(v);
 }
 
 /* How many of `left` token rows the next register tile takes: threes, but never a lonely one. */
 INLINE int next_tokens(int64_t left) { return left == 4 || left < 3 ? (left == 1 ? 1 : 2) : 3; }
 
-INLINE void dots4(int tokens, const float *const w[], const float *const x[], int64_t k, f32x8 *sum)
-{
-    switch (tokens) {
-    case 1:
-        dots(ROWS, 1, w, x, k, sum);
-        break;
-    case 2:
-        dots(ROWS, 2, w, x, k, sum);
-        break;
-    default:
-        dots(ROWS, 3, w, x, k, sum);
+/* function(n, ...) with a constant n from 1 to 3 */
+#define FOR_TOKENS(function, n, ...) \
+    switch (n) {                     \
+    case 1:                          \
+        function(1, __VA_ARGS__);    \
+        break;                       \
+    case 2:                          \
+        function(2, __VA_ARGS__);    \
+        break;                       \
+    default:                         \
+        function(3, __VA_ARGS__);    \
     }
+
+/* Four rows of a product; beyond the last they repeat it and are not stored. */
+struct rows4 {
+    int64_t row[ROWS];    /* of the matrix */
+    int64_t first, count; /* of the result */
+    f32x4 factor, bias;
+};
+
+INLINE struct rows4 rows4_at(const struct weft__product *p, int64_t first)
+{
+    struct rows4 out = {.first = first, .count = weft__min(ROWS, p->rows - first)};
+    float g = p->w->scale_global;
+    out.factor = (f32x4){g, g, g, g};
+    for (int r = 0; r < ROWS; r++) {
+        out.row[r] = p->row + weft__min(first + r, p->rows - 1);
+        if (p->w->scale_kind == WEFT__SCALE_ROW) out.factor[r] = row_factor(p->w, out.row[r]);
+        if (p->w->bias != NULL) out.bias[r] = p->w->bias[out.row[r]];
+    }
+    return out;
 }
 
-/* Finishes rows row .. row + count (at most 4) of one token; lanes[r * step]. */
-INLINE void finish(const struct weft__product *p, int64_t row, int64_t count, int64_t token,
-                   const f32x8 *lanes, int step, const float factor[ROWS])
+INLINE void finish(const struct weft__product *p, const struct rows4 *rows, int64_t token,
+                   f32x4 dots4)
 {
-    f32x8 v[ROWS];
-    float out[ROWS];
-    for (int r = 0; r < ROWS; r++) v[r] = lanes[r * step];
-    add_lanes4(v, out);
-    const float *bias = p->w->bias;
-    float *y = p->y + token * p->y_stride + row;
-    for (int64_t r = 0; r < count; r++) {
-        float scaled = out[r] * factor[r];
-        y[r] = bias != NULL ? scaled + bias[p->row + row + r] : scaled;
-    }
+    float *y = p->y + token * p->y_stride + rows->first;
+    f32x4 v = dots4 * rows->factor;
+    if (p->w->bias != NULL) v = v + rows->bias;
+    if (rows->count == ROWS)
+        memcpy(y, &v, sizeof v);
+    else
+        memcpy(y, &v, (size_t)rows->count * sizeof *y);
 }
 
 INLINE const float *token_row(const struct weft__product *p, int64_t token)
@@ -298,33 +327,45 @@ INLINE const float *token_row(const struct weft__product *p, int64_t token)
     return p->x + (p->x_row != NULL ? p->x_row[token] : token) * p->x_stride;
 }
 
-/* Four rows from `row` on; beyond the last they repeat it, and finish() drops them. */
-INLINE void tile_rows(const struct weft__product *p, int64_t row, int64_t out[ROWS])
+/* ---- few tokens: decode in registers ---- */
+
+/* Short rows are prefetched a tile ahead, long ones by the processor itself but for their start. */
+INLINE int64_t prefetch_distance(const struct weft__matrix *w)
 {
-    for (int r = 0; r < ROWS; r++) out[r] = p->row + weft__min(row + r, p->rows - 1);
+    return w->row_bytes <= 4096 ? ROWS * w->row_bytes : 2048;
 }
 
-/* ---- few tokens: decode in registers ---- */
+/* The last chunk of a row, n < 32 weights. */
+INLINE void direct_rest(const struct weft__dev *dev, weft_dtype dtype, int tokens, struct codes c,
+                        const float *const x[], int64_t at, int64_t n, f32x8 *sum)
+{
+    f32x8 w[4];
+    decode_rest(dev, dtype, c, n, w);
+    for (int v = 0; v < 4 && 8 * v < n; v++)
+        for (int t = 0; t < tokens; t++) {
+            const float *xp = x[t] + at + 8 * v;
+            f32x8 xv = n - 8 * v >= 8 ? load8(xp) : load_first(xp, n - 8 * v);
+            sum[t] = fma8(w[v], xv, sum[t]);
+        }
+}
 
 INLINE void direct(const struct weft__dev *dev, weft_dtype dtype, int tokens,
                    const struct weft__product *p, const float *const x[])
 {
-    const int64_t k = p->w->cols, step = CHUNK * weft__dtype_bits(dtype) / 8;
-    for (int64_t row = 0; row < p->rows; row += ROWS) {
-        int64_t rows[ROWS];
+    const int64_t k = p->w->cols, step = chunk_bytes(dtype);
+    const int64_t ahead = prefetch_distance(p->w);
+    for (int64_t first = 0; first < p->rows; first += ROWS) {
+        struct rows4 rows = rows4_at(p, first);
         struct codes c[ROWS];
-        float factor[ROWS];
         f32x8 sum[ROWS * DIRECT_TOKENS] = {0};
-        tile_rows(p, row, rows);
-        for (int r = 0; r < ROWS; r++) {
-            c[r] = codes_at(p->w, rows[r], 0);
-            factor[r] = row_factor(p->w, rows[r]);
-        }
+        for (int r = 0; r < ROWS; r++) c[r] = codes_at(dtype, p->w, rows.row[r], 0);
         int64_t at = 0;
-        for (; at + CHUNK <= k; at += CHUNK) {
+        for (; at + CHUNK <= k; at += CHUNK)
             for (int r = 0; r < ROWS; r++) {
                 f32x8 w[4];
                 decode(dev, dtype, c[r], w);
+                __builtin_prefetch(c[r].data + ahead);
+                if (step > 64) __builtin_prefetch(c[r].data + ahead + 64);
                 c[r].data += step;
                 if (dtype == WEFT_F4_E2M1) c[r].scale += 2;
                 for (int t = 0; t < tokens; t++)
@@ -332,22 +373,10 @@ INLINE void direct(const struct weft__dev *dev, weft_dtype dtype, int tokens,
                         sum[r * tokens + t] =
                             fma8(w[v], load8(x[t] + at + 8 * v), sum[r * tokens + t]);
             }
-        }
-        if (at < k) {
-            for (int r = 0; r < ROWS; r++) {
-                f32x8 w[4];
-                decode_rest(dev, dtype, c[r], k - at, w);
-                for (int v = 0; v < 4 && at + 8 * v < k; v++)
-                    for (int t = 0; t < tokens; t++) {
-                        int64_t n = k - at - 8 * v;
-                        const float *xp = x[t] + at + 8 * v;
-                        f32x8 xv = n >= 8 ? load8(xp) : load_first(xp, n);
-                        sum[r * tokens + t] = fma8(w[v], xv, sum[r * tokens + t]);
-                    }
-            }
-        }
-        for (int t = 0; t < tokens; t++)
-            finish(p, row, weft__min(ROWS, p->rows - row), t, sum + t, tokens, factor);
+        if (at < k)
+            for (int r = 0; r < ROWS; r++)
+                direct_rest(dev, dtype, tokens, c[r], x, at, k - at, sum + r * tokens);
+        for (int t = 0; t < tokens; t++) finish(p, &rows, t, tile_result(tokens, sum, t));
     }
 }
 
@@ -375,55 +404,49 @@ static void product_direct(const struct weft__dev *dev, const struct weft__produ
 
 /* ---- many tokens: panels ---- */
 
-/* Rows row .. row + rows of p as floats, columns column .. column + columns: pointers to each. */
-static void panel_rows(const struct weft__dev *dev, const struct weft__product *p, int64_t row,
-                       int64_t rows, int64_t column, int64_t columns, float *panel,
-                       const float *out[WEFT__TILE_ROWS])
+/* A panel of columns against `tokens` tokens from `token` on. Sums come from `sums` unless the
+ * panel is the first, and go there or, after the last, to y. */
+INLINE void panel_step(int tokens, const struct weft__product *p, const struct rows4 *rows,
+                       const float *const w[ROWS], const float *const x[], int64_t columns,
+                       int64_t token, bool start, bool end, f32x8 *sums)
 {
-    for (int64_t r = 0; r < rows; r++) {
-        float *decoded = panel + r * WEFT__TILE_K;
-        decode_columns(dev, p->w, p->row + row + r, column, columns, decoded);
-        out[r] = decoded;
-    }
-    for (int64_t r = rows; r % ROWS != 0; r++) out[r] = out[rows - 1];
+    f32x8 sum[ROWS * TOKENS] = {0};
+    if (!start)
+        for (int i = 0; i < ROWS * tokens; i++) sum[i] = sums[i];
+    dots(tokens, w, x, columns, sum);
+    if (end)
+        for (int t = 0; t < tokens; t++) finish(p, rows, token + t, tile_result(tokens, sum, t));
+    else
+        for (int i = 0; i < ROWS * tokens; i++) sums[i] = sum[i];
 }
 
 /* At most TILE_ROWS rows by TILE_TOKENS tokens. */
 static void product_tile(const struct weft__dev *dev, const struct weft__product *p, int64_t row,
                          int64_t token, int64_t tokens, struct weft__scratch *scratch)
 {
-    const int64_t rows = weft__min(WEFT__TILE_ROWS, p->rows - row), k = p->w->cols;
-    const float *w[WEFT__TILE_ROWS], *x[WEFT__TILE_TOKENS];
-    f32x8 *sums = (f32x8 *)(void *)scratch->sums;
-
-    memset(sums, 0, (size_t)(weft__ceil_div(rows, ROWS) * ROWS * tokens) * sizeof *sums);
+    const int64_t last = weft__min(row + WEFT__TILE_ROWS, p->rows), k = p->w->cols;
+    const float *w[ROWS], *x[WEFT__TILE_TOKENS];
+    for (int r = 0; r < ROWS; r++) w[r] = scratch->panel + r * WEFT__TILE_K;
     for (int64_t t = 0; t < tokens; t++) x[t] = token_row(p, token + t);
-    for (int64_t column = 0; column < k; column += WEFT__TILE_K) {
+    int64_t column = 0;
+    do {
         int64_t columns = weft__min(WEFT__TILE_K, k - column);
-        panel_rows(dev, p, row, rows, column, columns, scratch->panel, w);
-        f32x8 *sum = sums;
-        for (int64_t r = 0; r < rows; r += ROWS)
+        bool start = column == 0, end = column + columns == k;
+        f32x8 *sums = (f32x8 *)(void *)scratch->sums;
+        for (int64_t first = row; first < last; first += ROWS) {
+            struct rows4 rows = rows4_at(p, first);
+            for (int r = 0; r < ROWS; r++)
+                decode_columns(dev, p->w, rows.row[r], column, columns,
+                               scratch->panel + r * WEFT__TILE_K);
             for (int64_t t = 0, n; t < tokens; t += n) {
                 n = next_tokens(tokens - t);
-                dots4((int)n, w + r, x + t, columns, sum);
-                sum += ROWS * n;
+                FOR_TOKENS(panel_step, n, p, &rows, w, x + t, columns, token + t, start, end, sums)
+                sums += ROWS * n;
             }
-        for (int64_t t = 0; t < tokens; t++) x[t] += columns;
-    }
-    const f32x8 *sum = sums;
-    for (int64_t r = 0; r < rows; r += ROWS) {
-        int64_t all[ROWS];
-        float factor[ROWS];
-        tile_rows(p, row + r, all);
-        for (int i = 0; i < ROWS; i++) factor[i] = row_factor(p->w, all[i]);
-        for (int64_t t = 0, n; t < tokens; t += n) {
-            n = next_tokens(tokens - t);
-            for (int64_t i = 0; i < n; i++)
-                finish(p, row + r, weft__min(ROWS, rows - r), token + t + i, sum + i, (int)n,
-                       factor);
-            sum += ROWS * n;
         }
-    }
+        for (int64_t t = 0; t < tokens; t++) x[t] += columns;
+        column += columns;
+    } while (column < k);
 }
 
 static void product(const struct weft__dev *dev, const struct weft__product *p,

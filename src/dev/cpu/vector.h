@@ -15,6 +15,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float f32x8 __attribute__((vector_size(32)));
+typedef float f32x4 __attribute__((vector_size(16)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
@@ -22,7 +23,7 @@ typedef uint8_t u8x8 __attribute__((vector_size(8)));
 
 INLINE f32x8 splat(float x) { return (f32x8){x, x, x, x, x, x, x, x}; }
 
-INLINE f32x8 load8(const float *p)
+INLINE f32x8 load8(const void *p)
 {
     f32x8 v;
     memcpy(&v, p, sizeof v);
@@ -96,7 +97,7 @@ INLINE float add_lanes(f32x8 v)
 }
 
 /* add_lanes of four. */
-INLINE void add_lanes4(const f32x8 v[4], float out[4])
+INLINE f32x4 add_lanes4(const f32x8 v[4])
 {
 #if defined(__AVX2__)
     __m128 h[4];
@@ -104,9 +105,9 @@ INLINE void add_lanes4(const f32x8 v[4], float out[4])
         h[i] = _mm_add_ps(_mm256_castps256_ps128((__m256)v[i]),
                           _mm256_extractf128_ps((__m256)v[i], 1));
     _MM_TRANSPOSE4_PS(h[0], h[1], h[2], h[3]);
-    _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(h[0], h[2]), _mm_add_ps(h[1], h[3])));
+    return (f32x4)_mm_add_ps(_mm_add_ps(h[0], h[2]), _mm_add_ps(h[1], h[3]));
 #else
-    for (int i = 0; i < 4; i++) out[i] = add_lanes(v[i]);
+    return (f32x4){add_lanes(v[0]), add_lanes(v[1]), add_lanes(v[2]), add_lanes(v[3])};
 #endif
 }
 

@@ -1,0 +1,342 @@
+/* cpu_bench: what the CPU device's operations reach, against the memory bandwidth and the
+ * multiply-add peak that the same threads reach in the same run.
+ *
+ * Usage: cpu_bench [THREADS]. Times are the best of several; weights are taken in turn from a pool
+ * larger than the caches, as in a decode step. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/numerics.h"
+#include "dev/dev.h"
+
+enum { POOL_MIB = 160 };
+
+static struct weft__dev *dev;
+static double bandwidth, peak; /* bytes/s, flop/s */
+static uint8_t *pool;
+
+/* ---- time ---- */
+
+typedef void work_fn(const void *arg, int64_t round);
+
+/* Best seconds of one call. Samples are short, so that some escape other work on the machine. */
+static double best_seconds(work_fn *fn, const void *arg)
+{
+    enum { SAMPLE_NS = 1000000, SAMPLES = 40, ALL_NS = 400000000 };
+    int64_t calls = 1, round = 0;
+    double best = INFINITY;
+    uint64_t begin = weft__now_ns();
+    for (int sample = 0; sample < SAMPLES;) {
+        uint64_t start = weft__now_ns();
+        for (int64_t i = 0; i < calls; i++) fn(arg, round++);
+        uint64_t spent = weft__now_ns() - start;
+        if (spent < SAMPLE_NS) {
+            calls *= 2;
+            continue;
+        }
+        best = fmin(best, (double)spent * 1e-9 / (double)calls);
+        sample++;
+        if (sample > 2 && weft__now_ns() - begin > ALL_NS) break;
+    }
+    return best;
+}
+
+/* ---- the machine, by the device's own team: one product with a single row reads its weights as a
+ * plain stream; the peak is measured on registers ---- */
+
+#if defined(__x86_64__)
+__attribute__((target("avx2,fma")))
+#endif
+static void
+spin_fma(const void *arg, int64_t round)
+{
+    (void)arg, (void)round;
+    typedef float f32x8 __attribute__((vector_size(32)));
+    f32x8 sum[12], x = {0}, y = {0};
+    for (int i = 0; i < 12; i++) sum[i] = x;
+    for (int k = 0; k < 10000; k++) {
+        for (int i = 0; i < 12; i++) {
+#if defined(__x86_64__)
+            __asm__ volatile("vfmadd231ps %1, %2, %0" : "+x"(sum[i]) : "x"(x), "x"(y));
+#else
+            sum[i] = sum[i] + x * y;
+#endif
+        }
+    }
+    __asm__ volatile("" ::"x"(sum[0] + sum[1]));
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2")))
+#endif
+static void
+stream_read(const void *arg, int64_t round)
+{
+    (void)arg;
+    typedef uint64_t u64x4 __attribute__((vector_size(32)));
+    u64x4 sum[4] = {0};
+    const u64x4 *p = (const u64x4 *)(const void *)pool;
+    size_t part = (size_t)POOL_MIB << 20 >> 5 >> 5; /* vectors in a 32nd */
+    p += (size_t)(round % 32) * part;
+    for (size_t i = 0; i < part; i += 4)
+        for (size_t j = 0; j < 4; j++) sum[j] ^= p[i + j];
+    volatile uint64_t sink = (sum[0] ^ sum[1] ^ sum[2] ^ sum[3])[0];
+    (void)sink;
+}
+
+static void measure_machine(int threads)
+{
+    peak = 12 * 8 * 2 * 1e4 / best_seconds(spin_fma, NULL) * threads;
+    bandwidth = ((double)POOL_MIB * 1048576 / 32) / best_seconds(stream_read, NULL);
+    printf("one thread: stream %.1f GB/s, multiply-add %.1f Gflop/s\n", bandwidth * 1e-9,
+           peak / threads * 1e-9);
+}
+
+/* ---- products ---- */
+
+struct product_case {
+    struct weft__matrix w;
+    int64_t bytes, copies;
+    struct weft__op_linear op;
+};
+
+static void run_product(const void *arg, int64_t round)
+{
+    const struct product_case *c = arg;
+    struct weft__matrix w = c->w;
+    struct weft__op_linear op = c->op;
+    w.data = pool + round % c->copies * c->bytes;
+    if (w.scale_kind == WEFT__SCALE_NVFP4) w.scale = w.data + w.rows * w.row_bytes;
+    op.w = &w;
+    weft__cpu.model->linear(dev, &op);
+}
+
+static void bench_product(weft_dtype dtype, int64_t rows, int64_t cols, int64_t tokens)
+{
+    bool fp4 = dtype == WEFT_F4_E2M1;
+    struct product_case c = {.w = {.dtype = dtype,
+                                   .rows = rows,
+                                   .cols = cols,
+                                   .row_bytes = cols * weft__dtype_bits(dtype) / 8,
+                                   .scale_kind = fp4 ? WEFT__SCALE_NVFP4 : WEFT__SCALE_NONE,
+                                   .scale_row_bytes = fp4 ? cols / 16 : 0,
+                                   .scale_global = 1}};
+    c.bytes = rows * (c.w.row_bytes + c.w.scale_row_bytes);
+    c.copies = weft__max(((int64_t)POOL_MIB << 20) / c.bytes, 1);
+    if (c.bytes > (int64_t)POOL_MIB << 20) return;
+    float *x = calloc((size_t)(tokens * cols), sizeof *x);
+    float *y = calloc((size_t)(tokens * rows), sizeof *y);
+    for (int64_t i = 0; i < tokens * cols; i++) x[i] = (float)(i % 7) - 3;
+    c.op = (struct weft__op_linear){
+        .x = x, .x_stride = cols, .tokens = tokens, .y = y, .y_stride = rows};
+    double seconds = best_seconds(run_product, &c);
+    double flops = 2.0 * (double)(rows * cols * tokens) / seconds;
+    printf("linear %-4s %6lldx%-5lld %4lld tokens %10.1f us %7.2f GB/s (%3.0f %%) %7.1f Gflop/s "
+           "(%3.0f %%) %6.2f Gweights/s\n",
+           fp4 ? "FP4" : weft_dtype_name(dtype), (long long)rows, (long long)cols,
+           (long long)tokens, seconds * 1e6, (double)c.bytes / seconds * 1e-9,
+           (double)c.bytes / seconds / bandwidth * 100, flops * 1e-9, flops / peak * 100,
+           (double)(rows * cols) / seconds * 1e-9);
+    free(y);
+    free(x);
+}
+
+static void bench_products(void)
+{
+    const int64_t shapes[][2] = {{576, 576},   {1536, 576},  {576, 1536},  {49152, 576},
+                                 {2624, 6144}, {2048, 6144}, {6144, 2048}, {16384, 2048}};
+    const weft_dtype dtypes[] = {WEFT_F32, WEFT_BF16, WEFT_F4_E2M1};
+    const int64_t tokens[] = {1, 2, 8, 32, 512};
+    for (size_t s = 0; s < WEFT__COUNT(shapes); s++)
+        for (size_t d = 0; d < WEFT__COUNT(dtypes); d++)
+            for (size_t t = 0; t < WEFT__COUNT(tokens); t++) {
+                if (tokens[t] * shapes[s][0] * shapes[s][1] > 4000000000) continue;
+                bench_product(dtypes[d], shapes[s][0], shapes[s][1], tokens[t]);
+            }
+    bench_product(WEFT_F16, 2048, 6144, 1);
+    bench_product(WEFT_F8_E4M3, 2048, 6144, 1);
+    bench_product(WEFT_F8_E4M3, 2048, 6144, 32);
+}
+
+/* ---- attention ---- */
+
+static void run_attention(const void *arg, int64_t round)
+{
+    (void)round;
+    weft__cpu.model->attention(dev, arg);
+}
+
+static void bench_attention(const char *name, int64_t heads, int64_t kv_heads, int64_t key_dim,
+                            int64_t value_dim, int64_t keys, int64_t count)
+{
+    int32_t *pages = malloc((size_t)(keys / WEFT__PAGE + 1) * sizeof *pages), kv_head[128];
+    for (int64_t i = 0; i <= keys / WEFT__PAGE; i++) pages[i] = (int32_t)i;
+    for (int64_t h = 0; h < heads; h++) kv_head[h] = (int32_t)(h * kv_heads / heads);
+    struct weft__seq seq = {.count = (int32_t)count, .kv_len = (int32_t)keys, .pages = pages};
+    float *q = calloc((size_t)(count * heads * key_dim), sizeof *q);
+    float *y = calloc((size_t)(count * heads * value_dim), sizeof *y);
+    bool latent = kv_heads == 1 && value_dim < key_dim; /* MLA: values are part of the keys */
+    float *k = (float *)(void *)pool, *v = latent ? k : k + keys * kv_heads * key_dim;
+    struct weft__op_attention op = {.seq = &seq,
+                                    .seqs = 1,
+                                    .heads = heads,
+                                    .key_dim = key_dim,
+                                    .value_dim = value_dim,
+                                    .kv_head = kv_head,
+                                    .q = q,
+                                    .q_stride = heads * key_dim,
+                                    .k = k,
+                                    .k_stride = kv_heads * key_dim,
+                                    .k_head_stride = key_dim,
+                                    .v = v,
+                                    .v_stride = latent ? key_dim : kv_heads * value_dim,
+                                    .v_head_stride = value_dim,
+                                    .scale = 0.1f,
+                                    .y = y,
+                                    .y_stride = heads * value_dim};
+    double seconds = best_seconds(run_attention, &op);
+    double seen = (double)count * ((double)keys - (double)(count - 1) / 2);
+    double flops = 2.0 * seen * (double)(heads * (key_dim + value_dim)) / seconds;
+    double bytes = (double)(keys * kv_heads * (latent ? key_dim : key_dim + value_dim)) * 4;
+    printf("attention %-14s %6lld keys %4lld rows %10.1f us %7.2f GB/s (%3.0f %%) %7.1f Gflop/s "
+           "(%3.0f %%)\n",
+           name, (long long)keys, (long long)count, seconds * 1e6, bytes / seconds * 1e-9,
+           bytes / seconds / bandwidth * 100, flops * 1e-9, flops / peak * 100);
+    free(y);
+    free(q);
+    free(pages);
+}
+
+/* ---- the rest ---- */
+
+static void run_norm(const void *arg, int64_t round)
+{
+    (void)round;
+    weft__cpu.model->norm(dev, arg);
+}
+
+static void run_silu(const void *arg, int64_t round)
+{
+    (void)round;
+    weft__cpu.model->silu_mul(dev, arg);
+}
+
+static void run_select(const void *arg, int64_t round)
+{
+    (void)round;
+    weft__cpu.model->index_select(dev, arg);
+}
+
+static void bench_rows(int64_t rows, int64_t width)
+{
+    float *x = calloc((size_t)(rows * width), sizeof *x), *y = calloc((size_t)(rows * width), 4);
+    struct weft__op_norm norm = {.x = x,
+                                 .x_stride = width,
+                                 .tokens = rows,
+                                 .heads = 1,
+                                 .dim = width,
+                                 .weight = (const float *)(const void *)pool,
+                                 .eps = 1e-5f,
+                                 .y = y,
+                                 .y_stride = width};
+    struct weft__op_silu_mul silu = {.gate = x,
+                                     .up = y,
+                                     .x_stride = width,
+                                     .rows = rows,
+                                     .width = width,
+                                     .y = y,
+                                     .y_stride = width};
+    printf("norm     %4lldx%-5lld %8.2f us\n", (long long)rows, (long long)width,
+           best_seconds(run_norm, &norm) * 1e6);
+    double seconds = best_seconds(run_silu, &silu);
+    printf("silu_mul %4lldx%-5lld %8.2f us, %.2f G elements/s\n", (long long)rows, (long long)width,
+           seconds * 1e6, (double)(rows * width) / seconds * 1e-9);
+    free(y);
+    free(x);
+}
+
+static void bench_select(int64_t keys, int64_t count)
+{
+    enum { HEADS = 32, DIM = 128, TOP = 2048 };
+    int32_t *pages = malloc((size_t)(keys / WEFT__PAGE + 1) * sizeof *pages);
+    for (int64_t i = 0; i <= keys / WEFT__PAGE; i++) pages[i] = (int32_t)i;
+    int32_t *selected = malloc((size_t)count * TOP * sizeof *selected), chosen[64];
+    float *q = malloc((size_t)count * HEADS * DIM * sizeof *q);
+    for (int64_t i = 0; i < count * HEADS * DIM; i++) q[i] = (float)(i % 11) - 5;
+    struct weft__seq seq = {.count = (int32_t)count, .kv_len = (int32_t)keys, .pages = pages};
+    struct weft__op_index_select op = {.seq = &seq,
+                                       .seqs = 1,
+                                       .heads = HEADS,
+                                       .dim = DIM,
+                                       .top = TOP,
+                                       .q = q,
+                                       .q_stride = HEADS * DIM,
+                                       .weight = q,
+                                       .weight_stride = HEADS,
+                                       .k = (const float *)(const void *)pool,
+                                       .k_stride = DIM,
+                                       .selected = selected,
+                                       .count = chosen};
+    double seconds = best_seconds(run_select, &op);
+    double flops = 2.0 * (double)(keys * count * HEADS * DIM) / seconds;
+    printf("index_select %6lld keys %3lld rows %10.1f us %7.1f Gflop/s (%3.0f %%)\n",
+           (long long)keys, (long long)count, seconds * 1e6, flops * 1e-9, flops / peak * 100);
+    free(q);
+    free(selected);
+    free(pages);
+}
+
+static void run_small(const void *arg, int64_t round)
+{
+    (void)round;
+    weft__cpu.model->linear(dev, arg);
+}
+
+/* A product that is too small to gain: what an operation costs at least. */
+static void bench_dispatch(void)
+{
+    static float w[256 * 256], x[256], y[256];
+    struct weft__matrix m = {.dtype = WEFT_F32,
+                             .rows = 256,
+                             .cols = 256,
+                             .data = (const uint8_t *)w,
+                             .row_bytes = sizeof x,
+                             .scale_global = 1};
+    struct weft__op_linear op = {
+        .w = &m, .x = x, .x_stride = 256, .tokens = 1, .y = y, .y_stride = 256};
+    printf("linear F32 256x256 in cache: %.2f us\n", best_seconds(run_small, &op) * 1e6);
+}
+
+int main(int argc, char **argv)
+{
+    int threads = argc > 1 ? atoi(argv[1]) : 1;
+    weft_error err;
+    const struct weft__dev_options options = {.threads = threads, .first_cpu = -1};
+    if (weft__cpu.core->open(&options, &dev, &err) != WEFT_OK) {
+        fprintf(stderr, "cpu_bench: %s\n", err.text);
+        return 1;
+    }
+    pool = aligned_alloc(4096, (size_t)POOL_MIB << 20);
+    if (pool == NULL) return 1;
+    /* Small finite numbers in every format: F32, BF16 and codes alike. */
+    for (size_t i = 0; i < (size_t)POOL_MIB << 20; i++) pool[i] = (uint8_t)(0x38 + i % 5);
+    measure_machine(threads);
+    bench_dispatch();
+    bench_products();
+    bench_attention("SmolLM2", 9, 3, 64, 64, 256, 1);
+    bench_attention("SmolLM2", 9, 3, 64, 64, 8192, 1);
+    bench_attention("SmolLM2", 9, 3, 64, 64, 512, 512);
+    bench_attention("GLM-5 absorbed", 64, 1, 576, 512, 2048, 1);
+    bench_attention("GLM-5 absorbed", 64, 1, 576, 512, 32768, 1);
+    bench_attention("GLM-5 naive", 16, 16, 256, 256, 512, 512);
+    bench_select(32768, 1);
+    bench_select(4096, 16);
+    bench_rows(1, 6144);
+    bench_rows(512, 6144);
+    bench_rows(512, 576);
+    free(pool);
+    weft__cpu.core->close(dev);
+    return 0;
+}
