@@ -395,8 +395,8 @@ struct weft__server {
     struct evconnlistener *listener;
     struct event *wake_event, *sweep_event, *term_event, *int_event;
     int wake_fd, port;
-    weft_engine *engine;  /* NULL: still loading */
-    const char *template; /* the chat template's text, or NULL */
+    weft_engine *engine; /* NULL: still loading */
+    char *template;      /* the chat template's text, once asked for */
     _Atomic(weft_engine *) opened;
     atomic_bool quit;
     bool draining, aborted, listening;

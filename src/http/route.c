@@ -204,6 +204,34 @@ static void route_version(struct weft__conn *conn)
     respond_built(conn, &body);
 }
 
+/* The chat template as its file has it: what clients that render themselves need. Read when first
+ * asked for; NULL when there is none. */
+static const char *template_text(struct weft__server *server)
+{
+    enum { FILE_MAX = 64 << 20 };
+    char path[4200], *text = NULL;
+    size_t len;
+    const char *dir = weft__engine_view(server->engine)->dir;
+    if (server->template != NULL) return server->template;
+    (void)snprintf(path, sizeof path, "%s/chat_template.jinja", dir);
+    if (weft__read_file(path, FILE_MAX, &server->template, &len, NULL) == WEFT_OK)
+        return server->template;
+    (void)snprintf(path, sizeof path, "%s/tokenizer_config.json", dir);
+    if (weft__read_file(path, FILE_MAX, &text, &len, NULL) != WEFT_OK) return NULL;
+    json_t *config = json_loadb(text, len, 0, NULL), *entry;
+    json_t *given = weft__field(config, "chat_template");
+    size_t i;
+    json_array_foreach(given, i, entry)
+    {
+        const char *name = json_string_value(weft__field(entry, "name"));
+        if (name != NULL && strcmp(name, "default") == 0) given = weft__field(entry, "template");
+    }
+    if (json_is_string(given)) server->template = strdup(json_string_value(given));
+    json_decref(config);
+    free(text);
+    return server->template;
+}
+
 static void route_tokenizer_info(struct weft__conn *conn)
 {
     static const char *const names[] = {"bos_token", "eos_token", "pad_token", "unk_token"};
@@ -217,7 +245,7 @@ static void route_tokenizer_info(struct weft__conn *conn)
         weft__put_cstring(&body, text);
     }
     weft__buf_puts(&body, ",\"chat_template\":");
-    weft__put_cstring(&body, conn->server->template);
+    weft__put_cstring(&body, template_text(conn->server));
     weft__buf_puts(&body, "}");
     respond_built(conn, &body);
 }

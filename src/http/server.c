@@ -400,6 +400,7 @@ void weft__server_close(struct weft__server *server)
     weft__buf_free(&server->taken);
     weft__buf_free(&server->scratch);
     weft__buf_free(&server->piece);
+    free(server->template);
     (void)pthread_mutex_destroy(&server->notes.mutex);
     free(server);
 }
