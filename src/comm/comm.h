@@ -26,7 +26,7 @@ struct weft_world {
     struct weft__tuning tuning;
     const struct weft__dev_comm *dev;
     int device[WEFT__MAX_RANKS]; /* of GPU ranks: CUDA ordinals */
-    pthread_mutex_t mutex; /* guards what follows, and the sessions' masks */
+    pthread_mutex_t mutex;       /* guards what follows, and the sessions' masks */
     pthread_cond_t changed;
     struct weft__session *current; /* which ranks may still join, or have */
     int references;                /* the creator's and the sessions' */
