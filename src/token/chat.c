@@ -250,7 +250,7 @@ static weft_status render(const struct weft__chat *chat, const struct weft__temp
                           struct habits habits, const struct weft__chat_input *input,
                           struct weft__buf *out, weft_error *err)
 {
-    json_t *vars;
+    json_t *vars = NULL;
     weft_status status = make_vars(chat, input, habits, &vars, err);
     if (status != WEFT_OK) return status;
     status = weft__template_render(tmpl, vars, input->now, out, err);
