@@ -493,6 +493,8 @@ bool weft__j_sort(struct jrun *run, struct jpair *pairs, uint32_t count, jorder 
 /* ---- text: jinja_print.c, jinja_text.c ---- */
 
 void weft__j_write(struct jrun *run, struct jsink *sink, const char *text, size_t len);
+/* `unit` so many times over; none when times is not positive. */
+void weft__j_fill(struct jrun *run, struct jsink *sink, struct jvalue unit, int64_t times);
 void weft__j_puts(struct jrun *run, struct jsink *sink, const char *text);
 struct jvalue weft__j_written(struct jsink *sink); /* what went to a sink in the arena */
 void weft__j_write_str(struct jrun *run, struct jsink *sink, struct jvalue v);

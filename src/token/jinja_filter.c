@@ -141,7 +141,7 @@ static struct jvalue do_indent(struct jrun *run, struct jcall *call)
         return weft__j_fail(run, WEFT_INVALID, "indent needs a string, not '%s'", weft__j_type(s));
     if (indent.kind != J_STRING) {
         if (!integer(run, indent, 4, &width)) return s;
-        for (; width > 0 && weft__j_tick(run, 0); width--) weft__j_puts(run, &spaces, " ");
+        weft__j_fill(run, &spaces, weft__j_literal(" "), width);
         indent = weft__j_written(&spaces);
     }
     /* The newline that jinja2 appends makes an empty last line count. */

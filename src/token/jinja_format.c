@@ -17,12 +17,6 @@ struct spec {
     char type;                /* 0: none */
 };
 
-static void pad(struct jrun *run, struct jsink *sink, const struct spec *spec, int64_t count)
-{
-    for (; count > 0 && run->status == WEFT_OK; count--)
-        weft__j_write(run, sink, spec->fill.text, spec->fill.len);
-}
-
 /* prefix: sign and base, which padding by = follows. */
 static void write_padded(struct jrun *run, struct jsink *sink, const struct spec *spec,
                          const char *prefix, struct jvalue body, char own_align)
@@ -30,11 +24,11 @@ static void write_padded(struct jrun *run, struct jsink *sink, const struct spec
     int64_t gap = spec->width - (int64_t)strlen(prefix) - weft__j_chars(body);
     char align = spec->align != 0 ? spec->align : own_align;
     int64_t left = align == '>' ? gap : align == '^' ? gap / 2 : 0;
-    pad(run, sink, spec, left);
+    weft__j_fill(run, sink, spec->fill, left);
     weft__j_puts(run, sink, prefix);
-    if (align == '=') pad(run, sink, spec, gap);
+    if (align == '=') weft__j_fill(run, sink, spec->fill, gap);
     weft__j_write(run, sink, body.text, body.len);
-    if (align != '=') pad(run, sink, spec, gap - left);
+    if (align != '=') weft__j_fill(run, sink, spec->fill, gap - left);
 }
 
 static void format_text(struct jrun *run, struct jsink *sink, const struct spec *spec,

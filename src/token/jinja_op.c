@@ -150,8 +150,7 @@ static struct jvalue repeat(struct jrun *run, struct jvalue what, int64_t times)
         return out;
     }
     struct jsink sink = {0};
-    for (int64_t t = 0; what.len > 0 && t < times && weft__j_tick(run, what.len); t++)
-        weft__j_write(run, &sink, what.text, what.len);
+    weft__j_fill(run, &sink, what, times);
     struct jvalue out = weft__j_written(&sink);
     out.markup = what.markup;
     return out;

@@ -50,6 +50,27 @@ void weft__j_puts(struct jrun *run, struct jsink *sink, const char *text)
     weft__j_write(run, sink, text, strlen(text));
 }
 
+void weft__j_fill(struct jrun *run, struct jsink *sink, struct jvalue unit, int64_t times)
+{
+    struct jsink all = {0};
+    if (times <= 0 || unit.len == 0) return;
+    if (times < 16) { /* most are an indentation */
+        for (int64_t i = 0; i < times; i++) weft__j_write(run, sink, unit.text, unit.len);
+        return;
+    }
+    if (times > WEFT__TEMPLATE_MAX_OUTPUT / unit.len) {
+        (void)new_grow(run, (size_t)WEFT__TEMPLATE_MAX_OUTPUT + 1, 0); /* says so */
+        return;
+    }
+    uint32_t total = unit.len * (uint32_t)times;
+    weft__j_write(run, &all, unit.text, unit.len);
+    while (weft__j_tick(run, total) && all.grow->used < total) {
+        uint32_t left = total - all.grow->used;
+        weft__j_write(run, &all, all.grow->text, left < all.grow->used ? left : all.grow->used);
+    }
+    if (run->status == WEFT_OK) weft__j_write(run, sink, all.grow->text, total);
+}
+
 struct jvalue weft__j_written(struct jsink *sink)
 {
     if (sink->grow == NULL) return weft__j_text("", 0);
@@ -336,8 +357,7 @@ static void json_line(struct jrun *run, struct jsink *sink, const struct json_st
 {
     if (!style->broken) return;
     weft__j_puts(run, sink, "\n");
-    for (int i = 0; i < level && weft__j_tick(run, style->indent.len); i++)
-        weft__j_write(run, sink, style->indent.text, style->indent.len);
+    weft__j_fill(run, sink, style->indent, level);
 }
 
 static void json_value(struct jrun *run, struct jsink *sink, const struct json_style *style,
@@ -451,7 +471,7 @@ struct jvalue weft__j_tojson(struct jrun *run, struct jcall *call)
         if (!weft__j_integer(indent, &width))
             return weft__j_fail(run, WEFT_INVALID, "tojson(): indent must be an int or str, not %s",
                                 weft__j_type(indent));
-        for (int64_t i = 0; i < width && weft__j_tick(run, 0); i++) weft__j_puts(run, &spaces, " ");
+        weft__j_fill(run, &spaces, weft__j_literal(" "), width);
         style.indent = weft__j_written(&spaces);
     }
     if (separators.kind != J_ABSENT && separators.kind != J_NONE) {

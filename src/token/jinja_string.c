@@ -376,11 +376,9 @@ static struct jvalue justify(struct jrun *run, struct jcall *call, int left_part
     int64_t gap = width - length, left = left_parts == 2 ? gap : 0;
     if (left_parts == 1) left = gap / 2 + (gap & width & 1); /* CPython's str.center */
     struct jsink sink = {0};
-    for (int64_t i = 0; i < left && weft__j_tick(run, 0); i++)
-        weft__j_write(run, &sink, fill.text, fill.len);
+    weft__j_fill(run, &sink, fill, left);
     weft__j_write(run, &sink, call->self.text, call->self.len);
-    for (int64_t i = left; i < gap && weft__j_tick(run, 0); i++)
-        weft__j_write(run, &sink, fill.text, fill.len);
+    weft__j_fill(run, &sink, fill, gap - left);
     return weft__j_written(&sink);
 }
 
@@ -407,7 +405,7 @@ static struct jvalue str_zfill(struct jrun *run, struct jcall *call)
     if (!int_argument(run, call, 0, 0, &width)) return s;
     uint32_t sign = s.len > 0 && (s.text[0] == '-' || s.text[0] == '+') ? 1 : 0;
     weft__j_write(run, &sink, s.text, sign);
-    for (; length < width && weft__j_tick(run, 0); length++) weft__j_puts(run, &sink, "0");
+    weft__j_fill(run, &sink, weft__j_literal("0"), width - length);
     weft__j_write(run, &sink, s.text + sign, s.len - sign);
     return weft__j_written(&sink);
 }

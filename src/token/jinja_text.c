@@ -180,7 +180,9 @@ struct jvalue weft__j_lines(struct jrun *run, struct jvalue s, bool keep_ends)
 int64_t weft__j_search(struct jrun *run, struct jvalue s, size_t start, struct jvalue needle)
 {
     if (needle.len == 0) return (int64_t)start;
-    const char *found = memmem(s.text + start, s.len - start, needle.text, needle.len);
+    const char *found = needle.len == 1
+                            ? memchr(s.text + start, needle.text[0], s.len - start)
+                            : memmem(s.text + start, s.len - start, needle.text, needle.len);
     size_t looked = found != NULL ? (size_t)(found - s.text) - start : s.len - start;
     (void)weft__j_tick(run, looked + needle.len);
     return found != NULL ? found - s.text : -1;
