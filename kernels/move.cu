@@ -28,12 +28,12 @@ __device__ static inline uint64_t part_of(const struct weft__cuda_move_args &a, 
     return min(from, *to);
 }
 
-__device__ static void send_part(const struct weft__cuda_move_args &a, uint32_t epoch)
+__device__ static void send_part(const struct weft__cuda_move_args &a, const struct call &call)
 {
     const struct weft__cuda_link *link = &a.link;
     uint64_t to, from = part_of(a, link->rank, &to);
     for (int d = 0; d < link->sends; d++) {
-        char *slot = half_of(link, link->send[d], epoch) + link->plain_at - a.first;
+        char *slot = half_of(call, link->send[d]) + link->plain_at - a.first;
         if (a.wide) {
             for (uint64_t i = from + 16 * threadIdx.x; i < to; i += 16 * blockDim.x)
                 *(uint4 *)(slot + i) = *(const uint4 *)(a.in + i);
@@ -45,12 +45,12 @@ __device__ static void send_part(const struct weft__cuda_move_args &a, uint32_t 
 }
 
 /* This rank's own bytes come from `in`. */
-__device__ static void receive_part(const struct weft__cuda_move_args &a, uint32_t epoch,
+__device__ static void receive_part(const struct weft__cuda_move_args &a, const struct call &call,
                                     int member)
 {
     const struct weft__cuda_link *link = &a.link;
     uint64_t to, from = part_of(a, member, &to);
-    const char *line = half_of(link, link->recv[member], epoch) + link->plain_at - a.first;
+    const char *line = half_of(call, link->recv[member]) + link->plain_at - a.first;
     if (member == link->rank) line = (const char *)a.in;
     if (a.wide) {
         for (uint64_t i = from + 16 * threadIdx.x; i < to; i += 16 * blockDim.x)
@@ -69,30 +69,30 @@ extern "C" __global__ __launch_bounds__(WEFT__CUDA_THREADS) void weft__move(
     grid_wait();
     grid_release();
     const struct weft__cuda_link *link = &a.link;
-    uint32_t epoch = load_relaxed_u32(link->epoch);
-    struct call call = {link, epoch, a.op, WEFT__INPUT, a.signature};
-    uint32_t ticket = draw_ticket(link, epoch);
+    struct call call = call_of(link, a.op, a.signature);
+    uint32_t ticket = draw_ticket(link, call.epoch);
     struct patience last = {-1, 0, 0, 0};
     bool alive = true;
     if (blockIdx.x == 0) send_arrival(call);
     bool sends = a.op == WEFT__ALL_GATHER || (a.op == WEFT__BROADCAST && a.root == link->rank);
     if (sends && link->ranks > 1) {
-        send_part(a, epoch);
+        send_part(a, call);
         __syncthreads(); /* the block's payload stores come before the fence */
         if ((int)threadIdx.x < link->sends) {
             __threadfence_system(); /* partner: await_flag() */
-            store_relaxed_u32(flag_of(call, link->send[threadIdx.x], blockIdx.x), epoch);
+            store_relaxed_u32(flag_of(call, link->send[threadIdx.x], (int)blockIdx.x), call.epoch);
         }
     }
     if (a.op != WEFT__BARRIER) {
         int from = a.op == WEFT__BROADCAST ? a.root : 0;
         int to = a.op == WEFT__BROADCAST ? a.root + 1 : link->ranks;
         int source = from + (int)threadIdx.x;
-        if (link->ranks > 1 && source < to) alive = await_flag(call, &last, source, blockIdx.x);
+        if (link->ranks > 1 && source < to)
+            alive = await_flag(call, &last, source, (int)blockIdx.x);
         alive = __syncthreads_and(alive) != 0;
         for (int member = from; alive && member < to; member++)
-            if (a.op != WEFT__BROADCAST || member != link->rank) receive_part(a, epoch, member);
+            if (a.op != WEFT__BROADCAST || member != link->rank) receive_part(a, call, member);
     }
     if (blockIdx.x == 0 && alive) await_arrivals(call, look_for_arrival(call));
-    finish(link, epoch, ticket);
+    finish(link, call.epoch, ticket);
 }

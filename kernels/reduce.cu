@@ -18,12 +18,30 @@ struct bf16 {
     enum { WORDS = 4, BATCH = 8 }; /* BATCH: sources read at once */
     __device__ static float from(uint32_t bits) { return weft__f32_from_bf16((uint16_t)bits); }
     __device__ static uint32_t to(float v) { return weft__bf16_from_f32(v); }
+    /* Both of a word, but for NaN: the instruction does what numerics.h says. */
+    __device__ static uint32_t to_pair(float low, float high)
+    {
+        uint32_t word;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+        return word;
+    }
 };
 
 struct f16 {
     enum { WORDS = 4, BATCH = 8 };
-    __device__ static float from(uint32_t bits) { return weft__f32_from_f16((uint16_t)bits); }
+    __device__ static float from(uint32_t bits)
+    {
+        float v;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"((uint16_t)bits));
+        return v;
+    }
     __device__ static uint32_t to(float v) { return weft__f16_from_f32(v); }
+    __device__ static uint32_t to_pair(float low, float high)
+    {
+        uint32_t word;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+        return word;
+    }
 };
 
 struct f32 {
@@ -47,6 +65,13 @@ template <> __device__ void unpack<f32>(const uint32_t *words, float *v)
 
 template <class T> __device__ void pack(const float *v, uint32_t *words)
 {
+    bool nan = false;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        words[i] = T::to_pair(v[2 * i], v[2 * i + 1]);
+        nan = nan || v[2 * i] != v[2 * i] || v[2 * i + 1] != v[2 * i + 1];
+    }
+    if (!nan) return;
 #pragma unroll
     for (int i = 0; i < 4; i++) words[i] = T::to(v[2 * i]) | T::to(v[2 * i + 1]) << 16;
 }
@@ -77,11 +102,11 @@ template <class T> __device__ void store_chunk(uint64_t array, int64_t chunk, co
 struct place {
     const struct weft__cuda_reduce_args *a;
     struct call call;
-    int64_t chunks;        /* of a row */
-    int groups;            /* of a row */
+    int chunks, groups;    /* of a row */
     int lane, warp, warps; /* warp: in the cluster */
     int block;             /* in the cluster */
-    int64_t first, step;   /* the cluster's rows: first, first + step, ... */
+    int tokens;            /* of the launch */
+    int first, step;       /* the cluster's rows: first, first + step, ... */
     bool alive;            /* false after a failure: go on without waiting or storing */
     uint64_t arrival;      /* first block: the word that a peer has sent */
 };
@@ -92,10 +117,10 @@ __device__ static inline bool in_row(const place &at, int group)
 }
 
 /* This rank's share of row t: x, or a mixture of experts. */
-template <class T> __device__ void form(const place &at, int64_t t, int group, uint32_t *words)
+template <class T> __device__ void form(const place &at, int t, int group, uint32_t *words)
 {
     const struct weft__cuda_reduce_args *a = at.a;
-    int64_t column = group * 32 + at.lane;
+    int column = group * 32 + at.lane;
     if (a->top_k == 0) {
         load_chunk<T>(a->x, t * at.chunks + column, words);
         return;
@@ -122,28 +147,28 @@ template <class T> __device__ void form(const place &at, int64_t t, int group, u
 /* ---- exchange of eight elements ---- */
 
 /* Where vector 0 of a thread's packed words is; the next are 512 bytes on, so that a warp's access
- * is one line after the other. */
-template <class T> __device__ uint64_t packed_offset(const place &at, int64_t t, int group)
+ * is one line after the other. A half slot is smaller than 4 GiB. */
+template <class T> __device__ uint64_t packed_offset(const place &at, int t, int group)
 {
-    uint64_t vector = ((uint64_t)t * at.groups + group) * (T::WORDS / 2) * 32 + at.lane;
+    uint32_t vector = (uint32_t)(t * at.groups + group) * (T::WORDS / 2) * 32 + (uint32_t)at.lane;
     return at.a->link.packed_at + vector * 16;
 }
 
-template <class T> __device__ uint64_t plain_offset(const place &at, int64_t t, int group)
+template <class T> __device__ uint64_t plain_offset(const place &at, int t, int group)
 {
-    return at.a->link.plain_at + ((uint64_t)t * at.chunks + group * 32 + at.lane) * T::WORDS * 4;
+    return at.a->link.plain_at + (uint32_t)(t * at.chunks + group * 32 + at.lane) * (T::WORDS * 4);
 }
 
 /* Row `t` of a slot: inputs first, then, in two-shot reductions, sums. to: the one rank that needs
  * it, or -1; with pull and host all can see it. */
 template <class T, bool PACKED>
-__device__ void send(const place &at, int64_t t, int group, int to, const uint32_t *words)
+__device__ void send(const place &at, int t, int group, int to, const uint32_t *words)
 {
     const struct weft__cuda_link *link = &at.a->link;
     uint32_t epoch = at.call.epoch;
     for (int d = 0; d < link->sends; d++) {
         if (link->push && to >= 0 && d != to) continue;
-        char *slot = half_of(link, link->send[d], epoch);
+        char *slot = half_of(at.call, link->send[d]);
         if (PACKED) {
             char *p = slot + packed_offset<T>(at, t, group);
             uint64_t tag = (uint64_t)epoch << 32;
@@ -167,15 +192,14 @@ template <bool PACKED> __device__ uint32_t word_of(const vec16 *in, int i)
 /* One try to read sources s .. s + COUNT - 1, as far as there are such. Returns the first source
  * whose words are not all there, or -1. */
 template <class T, bool PACKED, int COUNT>
-__device__ int try_take(const place &at, int64_t t, int group, int s, int to,
-                        vec16 (*in)[T::WORDS / 2])
+__device__ int try_take(const place &at, int t, int group, int s, int to, vec16 (*in)[T::WORDS / 2])
 {
     const struct weft__cuda_link *link = &at.a->link;
     uint64_t offset = PACKED ? packed_offset<T>(at, t, group) : plain_offset<T>(at, t, group);
 #pragma unroll
     for (int b = 0; b < COUNT; b++) {
         if (s + b >= to) break;
-        const char *p = half_of(link, link->recv[s + b], at.call.epoch) + offset;
+        const char *p = half_of(at.call, link->recv[s + b]) + offset;
 #pragma unroll
         for (int j = 0; j < T::WORDS / (PACKED ? 2 : 4); j++)
             in[b][j] = PACKED ? load_relaxed(p + 512 * j) : *(const vec16 *)(p + 16 * j);
@@ -196,14 +220,14 @@ __device__ int try_take(const place &at, int64_t t, int group, int s, int to,
 /* Waits for the last vector of a group from each source with one lane, which costs the link less
  * than trying with all of them. */
 template <class T>
-__device__ void glance(place &at, struct patience *last, int64_t t, int group, int s, int to)
+__device__ void glance(place &at, struct patience *last, int t, int group, int s, int to)
 {
-    int64_t rest = at.chunks - group * 32;
+    int rest = at.chunks - group * 32;
     uint64_t offset = packed_offset<T>(at, t, group) + 512 * (T::WORDS / 2 - 1) +
-                      16 * ((rest < 32 ? rest - 1 : 31) - at.lane);
+                      (int64_t)(16 * ((rest < 32 ? rest - 1 : 31) - at.lane));
     for (; s < to && at.alive; s++) {
         if (s == at.a->link.rank) continue;
-        const char *word = half_of(&at.a->link, at.a->link.recv[s], at.call.epoch) + offset + 8;
+        const char *word = half_of(at.call, at.a->link.recv[s]) + offset + 8;
         for (uint32_t tries = 1; at.alive; tries++) {
             uint64_t seen = at.lane == 0 ? load_relaxed_u64(word) : 0;
             if (__shfl_sync(~0u, (uint32_t)(seen >> 32), 0) == at.call.epoch) break;
@@ -214,7 +238,7 @@ __device__ void glance(place &at, struct patience *last, int64_t t, int group, i
 
 /* Waits for sources s .. s + COUNT - 1; for a whole warp. Plain data is there already. */
 template <class T, bool PACKED, int COUNT>
-__device__ void take(place &at, int64_t t, int group, int s, int to, vec16 (*in)[T::WORDS / 2])
+__device__ void take(place &at, int t, int group, int s, int to, vec16 (*in)[T::WORDS / 2])
 {
     struct patience last = {-1, 0, 0, 0};
     if (PACKED && at.a->link.far) glance<T>(at, &last, t, group, s, min(s + COUNT, to));
@@ -227,7 +251,7 @@ __device__ void take(place &at, int64_t t, int group, int s, int to, vec16 (*in)
 }
 
 /* The sum over ranks of eight elements, in ascending order. */
-template <class T, bool PACKED> __device__ void fold(place &at, int64_t t, int group, float *sum)
+template <class T, bool PACKED> __device__ void fold(place &at, int t, int group, float *sum)
 {
     int ranks = at.a->link.ranks;
     uint32_t words[T::WORDS] = {};
@@ -254,7 +278,7 @@ template <class T, bool PACKED> __device__ void fold(place &at, int64_t t, int g
 
 /* round(residual + sum over ranks), in storage form. `out` is the row of the residual. */
 template <class T, bool PACKED>
-__device__ void sum_up(place &at, int64_t t, int64_t out, int group, uint32_t *words)
+__device__ void sum_up(place &at, int t, int out, int group, uint32_t *words)
 {
     const struct weft__cuda_reduce_args *a = at.a;
     uint32_t residual[T::WORDS] = {};
@@ -326,7 +350,7 @@ __device__ static inline uint32_t largest_of(const float *v)
     return most;
 }
 
-__device__ static void store_fp8(const place &at, int64_t chunk, const float *v, float scale)
+__device__ static void store_fp8(const place &at, int chunk, const float *v, float scale)
 {
     uint2 codes = {0, 0};
 #pragma unroll
@@ -338,7 +362,7 @@ __device__ static void store_fp8(const place &at, int64_t chunk, const float *v,
 }
 
 /* For a whole warp: neighbouring lanes hold the 16 values of a scale. */
-__device__ static void store_nvfp4(const place &at, int64_t out, int group, const float *v)
+__device__ static void store_nvfp4(const place &at, int out, int group, const float *v)
 {
     const struct weft__cuda_reduce_args *a = at.a;
     uint32_t most = largest_of(v);
@@ -350,12 +374,12 @@ __device__ static void store_nvfp4(const place &at, int64_t out, int group, cons
 #pragma unroll
     for (int i = 0; i < 8; i++)
         codes |= (uint32_t)weft__e2m1_from_f32(__fmul_rn(v[i], inverse)) << 4 * i;
-    int64_t column = group * 32 + at.lane, columns = a->hidden / 16;
-    ((uint32_t *)a->codes)[out * at.chunks + column] = codes;
+    int column = group * 32 + at.lane, columns = (int)a->hidden / 16;
+    ((uint32_t *)a->codes)[(int64_t)out * at.chunks + column] = codes;
     if (at.lane % 2 != 0) return;
     int64_t offset = a->quant == WEFT_QUANT_NVFP4_SWIZZLED
                          ? weft__swizzled_scale_offset(a->scale_row + out, column / 2, columns)
-                         : out * columns + column / 2;
+                         : (int64_t)out * columns + column / 2;
     ((uint8_t *)a->scales)[offset] = scale;
 }
 
@@ -410,10 +434,10 @@ __device__ void normalise(const place &at, float factor, const uint32_t *weight,
 
 /* Stores y and the codes that need nothing of other groups; gives the largest magnitude. */
 template <class T>
-__device__ uint32_t put_y(const place &at, int64_t out, int group, const uint32_t *words)
+__device__ uint32_t put_y(const place &at, int out, int group, const uint32_t *words)
 {
     const struct weft__cuda_reduce_args *a = at.a;
-    int64_t chunk = out * at.chunks + group * 32 + at.lane;
+    int chunk = out * at.chunks + group * 32 + at.lane;
     bool mine = in_row(at, group) && at.alive;
     bool later = a->quant == WEFT_QUANT_FP8_TOKEN; /* a cluster barrier waits for stores */
     if (mine && a->y != 0 && !later) store_chunk<T>(a->y, chunk, words);
@@ -446,7 +470,7 @@ template <class T> struct keeper<T, false> {
 
 /* After the sum: the warp's rounded s is in `kept`. */
 template <class T, bool ONE>
-__device__ void finish_row(const place &at, int64_t out, keeper<T, ONE> &kept,
+__device__ void finish_row(const place &at, int out, keeper<T, ONE> &kept,
                            const uint32_t *first_weight, struct row_memory *memory)
 {
     const struct weft__cuda_reduce_args *a = at.a;
@@ -475,7 +499,7 @@ __device__ void finish_row(const place &at, int64_t out, keeper<T, ONE> &kept,
     if (at.warp == 0 && at.lane == 0) ((float *)a->scales)[out] = scale;
     for (int group = at.warp; group < at.groups; group += at.warps) {
         if (!in_row(at, group)) break;
-        int64_t chunk = out * at.chunks + group * 32 + at.lane;
+        int chunk = out * at.chunks + group * 32 + at.lane;
         const uint32_t *words = kept.at(at, group);
         float v[8];
         unpack<T>(words, v);
@@ -485,72 +509,66 @@ __device__ void finish_row(const place &at, int64_t out, keeper<T, ONE> &kept,
     }
 }
 
-/* ---- rows of a cluster, a section at a time: plain data of a section has its flags together ----
- */
+/* ---- rows of a cluster, a section at a time: plain data of a section has its flags together. A
+ * section is named by its first row ---- */
 
 enum { SECTION = 4 };
 
 /* The rank that sums row t in a two-shot reduction, as weft_comm_share() has it. */
-__device__ static inline int owner_of(int64_t tokens, int ranks, int64_t t)
+__device__ static inline int owner_of(int tokens, int ranks, int t)
 {
-    int64_t base = tokens / ranks, more = tokens % ranks;
-    if (t < more * (base + 1)) return (int)(t / (base + 1));
-    return (int)(more + (t - more * (base + 1)) / base);
+    int base = tokens / ranks, more = tokens % ranks;
+    if (t < more * (base + 1)) return t / (base + 1);
+    return more + (t - more * (base + 1)) / base;
 }
 
-__device__ static inline int64_t row_of(const place &at, int64_t section, int i)
-{
-    return at.first + (section * SECTION + i) * at.step;
-}
-
-__device__ static inline bool summed_here(const place &at, int64_t t)
+__device__ static inline bool summed_here(const place &at, int t)
 {
     return t >= at.a->sum_first && t < at.a->sum_first + at.a->sum_rows;
 }
 
 /* Flags of inputs come first, flags of sums after those of all rows. */
-__device__ static inline int64_t flag_number(const place &at, int64_t t, bool sums)
+__device__ static inline int flag_number(const place &at, int t, bool sums)
 {
-    return (t + (sums ? at.a->tokens : 0)) * at.a->cluster + at.block;
+    return (t + (sums ? at.tokens : 0)) * at.a->cluster + at.block;
 }
 
 /* Says that the section's inputs, or the sums made here, are in the slots. */
-__device__ static void send_flags(const place &at, int64_t section, bool sums)
+__device__ static void send_flags(const place &at, int section, bool sums)
 {
     const struct weft__cuda_link *link = &at.a->link;
     __syncthreads(); /* the block's payload stores come before the fence */
     if (threadIdx.x >= 32) return;
     __threadfence_system(); /* partner: await_flag() */
     for (int i = at.lane; i < SECTION * link->sends; i += 32) {
-        int64_t t = row_of(at, section, i / link->sends);
-        if (t >= at.a->tokens || (sums && !summed_here(at, t))) continue;
+        int t = section + i / link->sends * at.step;
+        if (t >= at.tokens || (sums && !summed_here(at, t))) continue;
         store_relaxed_u32(flag_of(at.call, link->send[i % link->sends], flag_number(at, t, sums)),
                           at.call.epoch);
     }
 }
 
 /* Waits for all inputs of the rows summed here, or for the sums of all rows. */
-__device__ static void await_flags(place &at, int64_t section, bool sums)
+__device__ static void await_flags(place &at, int section, bool sums)
 {
     struct patience last = {-1, 0, 0, 0};
     int ranks = at.a->link.ranks, sources = sums ? 1 : ranks;
     bool alive = at.alive;
     for (int i = (int)threadIdx.x; alive && i < SECTION * sources; i += (int)blockDim.x) {
-        int64_t t = row_of(at, section, i / sources);
-        if (t >= at.a->tokens || (!sums && !summed_here(at, t))) continue;
-        int source = sums ? owner_of(at.a->tokens, ranks, t) : i % sources;
+        int t = section + i / sources * at.step;
+        if (t >= at.tokens || (!sums && !summed_here(at, t))) continue;
+        int source = sums ? owner_of(at.tokens, ranks, t) : i % sources;
         alive = await_flag(at.call, &last, source, flag_number(at, t, sums));
     }
     at.alive = __syncthreads_and(alive) != 0;
 }
 
 /* Sends this rank's share of the section's rows. */
-template <class T, bool PACKED> __device__ void send_inputs(const place &at, int64_t section)
+template <class T, bool PACKED> __device__ void send_inputs(const place &at, int section)
 {
-    for (int i = 0; i < SECTION; i++) {
-        int64_t t = row_of(at, section, i);
-        if (t >= at.a->tokens) break;
-        int to = at.a->two_shot ? owner_of(at.a->tokens, at.a->link.ranks, t) : -1;
+    int end = min(section + SECTION * at.step, at.tokens);
+    for (int t = section; t < end; t += at.step) {
+        int to = at.a->two_shot ? owner_of(at.tokens, at.a->link.ranks, t) : -1;
         for (int group = at.warp; group < at.groups; group += at.warps) {
             uint32_t words[T::WORDS];
             if (!in_row(at, group)) break;
@@ -562,17 +580,15 @@ template <class T, bool PACKED> __device__ void send_inputs(const place &at, int
 }
 
 /* Two-shot: sums what is to be summed here, for everyone. */
-template <class T, bool PACKED> __device__ void send_sums(place &at, int64_t section)
+template <class T, bool PACKED> __device__ void send_sums(place &at, int section)
 {
     if (!PACKED) await_flags(at, section, false);
-    for (int i = 0; i < SECTION; i++) {
-        int64_t t = row_of(at, section, i);
-        if (t >= at.a->tokens) break;
+    int end = min(section + SECTION * at.step, at.tokens);
+    for (int t = section; t < end; t += at.step) {
         for (int group = at.warp; group < at.groups && summed_here(at, t); group += at.warps) {
             uint32_t words[T::WORDS];
             sum_up<T, PACKED>(at, t, t, group, words);
-            if (in_row(at, group) && at.alive)
-                send<T, PACKED>(at, at.a->tokens + t, group, -1, words);
+            if (in_row(at, group) && at.alive) send<T, PACKED>(at, at.tokens + t, group, -1, words);
         }
     }
     if (!PACKED) send_flags(at, section, true);
@@ -580,26 +596,26 @@ template <class T, bool PACKED> __device__ void send_sums(place &at, int64_t sec
 
 /* s of row t, row `out` of the outputs, in storage form. */
 template <class T, bool PACKED>
-__device__ void receive(place &at, int64_t t, int64_t out, int group, uint32_t *words)
+__device__ void receive(place &at, int t, int out, int group, uint32_t *words)
 {
     if (!at.a->two_shot) {
         sum_up<T, PACKED>(at, t, out, group, words);
         return;
     }
-    int owner = owner_of(at.a->tokens, at.a->link.ranks, t);
+    int owner = owner_of(at.tokens, at.a->link.ranks, t);
     vec16 in[1][T::WORDS / 2] = {};
-    take<T, PACKED, 1>(at, at.a->tokens + t, group, owner, owner + 1, in);
+    take<T, PACKED, 1>(at, at.tokens + t, group, owner, owner + 1, in);
 #pragma unroll
     for (int i = 0; i < T::WORDS; i++) words[i] = word_of<PACKED>(in[0], i);
 }
 
 /* The results of row t. */
 template <class T, bool ONE, bool PACKED>
-__device__ void receive_row(place &at, int64_t t, keeper<T, ONE> &kept, const uint32_t *weight,
+__device__ void receive_row(place &at, int t, keeper<T, ONE> &kept, const uint32_t *weight,
                             struct row_memory *memory)
 {
     const struct weft__cuda_reduce_args *a = at.a;
-    int64_t out = t - a->out_first;
+    int out = t - (int)a->out_first;
     for (int group = at.warp; group < at.groups; group += at.warps) {
         uint32_t *words = kept.at(at, group);
         receive<T, PACKED>(at, t, out, group, words);
@@ -628,19 +644,20 @@ __device__ void exchange(place &at, struct row_memory *memory, uint4 *kept_memor
     if constexpr (!ONE) kept.memory = kept_memory;
     uint32_t weight[T::WORDS] = {};
     if (ONE && a.norm) load_weight<T>(at, at.warp, weight);
-    int64_t rows = at.first < a.tokens ? (a.tokens - at.first + at.step - 1) / at.step : 0;
-    int64_t sections = (rows + SECTION - 1) / SECTION, behind = a.two_shot ? 2 : 1, turn = 0;
-    for (int64_t s = 0; s < sections + behind; s++) {
-        if (s < sections && a.link.ranks > 1) send_inputs<T, PACKED>(at, s);
-        if (s == 0) clear_padding(at);
-        if (s == 0 && a.cluster > 1) cluster_wait(); /* partner: in reduce() */
-        if (a.two_shot && s >= 1 && s - 1 < sections) send_sums<T, PACKED>(at, s - 1);
-        if (s < behind) continue;
+    int stride = SECTION * at.step, behind = a.two_shot ? 2 * stride : stride, turn = 0;
+    for (int section = at.first; section - behind < at.tokens; section += stride) {
+        if (section < at.tokens && a.link.ranks > 1) send_inputs<T, PACKED>(at, section);
+        if (section == at.first) {
+            clear_padding(at);
+            if (a.cluster > 1) cluster_wait(); /* partner: in reduce() */
+        }
+        int sums = section - stride, results = section - behind;
+        if (a.two_shot && sums >= 0 && sums < at.tokens) send_sums<T, PACKED>(at, sums);
+        if (results < 0) continue;
         if (a.two_shot) at.call.phase = WEFT__SUM;
-        if (!PACKED && a.link.ranks > 1) await_flags(at, s - behind, a.two_shot != 0);
-        for (int i = 0; i < SECTION; i++) {
-            int64_t t = row_of(at, s - behind, i);
-            if (t >= a.tokens) break;
+        if (!PACKED && a.link.ranks > 1) await_flags(at, results, a.two_shot != 0);
+        int end = min(results + stride, at.tokens);
+        for (int t = results; t < end; t += at.step) {
             if (t < a.out_first || t >= a.out_first + a.out_rows) continue;
             receive_row<T, ONE, PACKED>(at, t, kept, weight, memory + turn);
             turn ^= 1;
@@ -654,31 +671,31 @@ __device__ void reduce(const struct weft__cuda_reduce_args &a)
 {
     __shared__ struct row_memory memory[2]; /* by turns: a block may be a row behind another */
     extern __shared__ uint4 kept_memory[];
-    if (a.cluster > 1)
-        cluster_arrive_relaxed(); /* all blocks have begun when exchange() waits for it */
+    if (a.cluster > 1) cluster_arrive_relaxed(); /* all blocks have begun when exchange() waits */
     grid_wait();
     if (!a.late_release) grid_release();
     const struct weft__cuda_link *link = &a.link;
-    uint32_t epoch = load_relaxed_u32(link->epoch);
-    int block = (int)blockIdx.x % a.cluster, warps = (int)blockDim.x / 32;
+    int shift = __ffs(a.cluster) - 1, block = (int)blockIdx.x & (a.cluster - 1);
+    int warps = (int)blockDim.x / 32, hidden = (int)a.hidden;
     place at = {&a,
-                {link, epoch, a.op, WEFT__INPUT, a.signature},
-                a.hidden / 8,
-                (int)((a.hidden + WEFT__CUDA_GROUP - 1) / WEFT__CUDA_GROUP),
+                call_of(link, a.op, a.signature),
+                hidden / 8,
+                (hidden + WEFT__CUDA_GROUP - 1) / WEFT__CUDA_GROUP,
                 (int)threadIdx.x % 32,
                 block * warps + (int)threadIdx.x / 32,
-                warps * a.cluster,
+                warps << shift,
                 block,
-                blockIdx.x / a.cluster,
-                gridDim.x / a.cluster,
+                (int)a.tokens,
+                (int)blockIdx.x >> shift,
+                (int)gridDim.x >> shift,
                 true,
                 0};
     if (blockIdx.x == 0) send_arrival(at.call);
-    uint32_t ticket = draw_ticket(link, epoch);
+    uint32_t ticket = draw_ticket(link, at.call.epoch);
     exchange<T, ONE, PACKED>(at, memory, kept_memory);
     if (a.late_release) grid_release();
     if (blockIdx.x == 0 && at.alive && link->ranks > 1) await_arrivals(at.call, at.arrival);
-    finish(link, epoch, ticket);
+    finish(link, at.call.epoch, ticket);
 }
 
 /* ---- instances ---- */

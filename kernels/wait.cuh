@@ -153,6 +153,7 @@ enum { TRIES = 128 };
 /* What a thread knows of the operation it takes part in. */
 struct call {
     const struct weft__cuda_link *link;
+    uint64_t half; /* offset of this epoch's half in every slot */
     uint32_t epoch, op, phase, signature;
 };
 
@@ -164,10 +165,16 @@ struct patience {
     uint64_t since;
 };
 
-__device__ static inline char *half_of(const struct weft__cuda_link *link, uint64_t slot,
-                                       uint32_t epoch)
+__device__ static inline struct call call_of(const struct weft__cuda_link *link, uint32_t op,
+                                             uint32_t signature)
 {
-    return (char *)(slot + (epoch & 1) * link->half_bytes);
+    uint32_t epoch = load_relaxed_u32(link->epoch);
+    return {link, (epoch & 1) * link->half_bytes, epoch, op, WEFT__INPUT, signature};
+}
+
+__device__ static inline char *half_of(const struct call &call, uint64_t slot)
+{
+    return (char *)(slot + call.half);
 }
 
 /* The first thread of this rank to fail writes the record; everyone's poison is raised. */
@@ -196,7 +203,7 @@ __device__ static __noinline__ bool keep_waiting(struct call call, struct patien
     const struct weft__cuda_watch *watch = (const struct weft__cuda_watch *)link->watch;
     const struct weft__comm_rank *theirs = (const struct weft__comm_rank *)watch->control[peer];
     if (load_relaxed_u32(watch->poison) != 0 || load_relaxed_u32(watch->fault) != 0) return false;
-    uint64_t word = load_relaxed_u64(half_of(link, link->recv[peer], call.epoch));
+    uint64_t word = load_relaxed_u64(half_of(call, link->recv[peer]));
     if ((uint32_t)word == call.epoch && (uint32_t)(word >> 32) != call.signature) {
         fail(call, peer, WEFT__FAULT_MISMATCH, 0);
         return false;
@@ -244,7 +251,7 @@ __device__ static inline void send_arrival(struct call call)
 {
     const struct weft__cuda_link *link = call.link;
     if ((int)threadIdx.x < link->sends)
-        store_relaxed_u64(half_of(link, link->send[threadIdx.x], call.epoch),
+        store_relaxed_u64(half_of(call, link->send[threadIdx.x]),
                           (uint64_t)call.signature << 32 | call.epoch);
 }
 
@@ -254,7 +261,7 @@ __device__ static inline uint64_t look_for_arrival(struct call call)
     const struct weft__cuda_link *link = call.link;
     uint64_t expected = (uint64_t)call.signature << 32 | call.epoch;
     if ((int)threadIdx.x >= link->ranks || link->ranks == 1) return expected;
-    return load_relaxed_u64(half_of(link, link->recv[threadIdx.x], call.epoch));
+    return load_relaxed_u64(half_of(call, link->recv[threadIdx.x]));
 }
 
 /* Every peer runs this operation, and the same one. So nobody is more than one epoch ahead, which
@@ -274,14 +281,14 @@ __device__ static inline void await_arrivals(struct call call, uint64_t seen)
 
 /* ---- flags ---- */
 
-__device__ static inline char *flag_of(struct call call, uint64_t slot, int64_t flag)
+__device__ static inline char *flag_of(struct call call, uint64_t slot, int flag)
 {
-    return half_of(call.link, slot, call.epoch) + WEFT__CUDA_FLAG_AT + 4 * flag;
+    return half_of(call, slot) + WEFT__CUDA_FLAG_AT + 4 * flag;
 }
 
 /* Of one source; for one thread, which hands over to its block by a barrier. */
 __device__ static inline bool await_flag(struct call call, struct patience *last, int source,
-                                         int64_t flag)
+                                         int flag)
 {
     const char *word = flag_of(call, call.link->recv[source], flag);
     for (uint32_t tries = 1; load_acquire_u32(word) != call.epoch; tries++)

@@ -419,14 +419,10 @@ static weft_status exchange_offers(weft_comm *comm, int color, int key, struct o
     return WEFT_OK;
 }
 
-weft_status weft_comm_split(weft_comm *comm, int color, int key, weft_comm **out, weft_error *err)
+/* This rank's group. */
+static weft_status open_group(weft_comm *comm, const struct offer *offers, weft_comm **out,
+                              weft_error *err)
 {
-    struct offer offers[WEFT__MAX_RANKS];
-    WEFT__TRY(exchange_offers(comm, color, key, offers, err));
-    if (color < 0) {
-        *out = NULL;
-        return WEFT_OK;
-    }
     weft_comm *group = calloc(1, sizeof *group);
     if (group == NULL) return weft__fail_oom(err, sizeof *group, "a group");
     group->session = comm->session;
@@ -448,5 +444,25 @@ weft_status weft_comm_split(weft_comm *comm, int color, int key, weft_comm **out
     return WEFT_OK;
 free_group:
     free(group);
+    return status;
+}
+
+weft_status weft_comm_split(weft_comm *comm, int color, int key, weft_comm **out, weft_error *err)
+{
+    struct offer offers[WEFT__MAX_RANKS];
+    WEFT__TRY(exchange_offers(comm, color, key, offers, err));
+    weft_comm *group = NULL;
+    weft_status status = color >= 0 ? open_group(comm, offers, &group, err) : WEFT_OK;
+    if (comm->host != NULL) {
+        /* Opening may wait for a whole device; so no rank enqueues before all have done it. */
+        uint8_t mine = 0, all[WEFT__MAX_RANKS];
+        weft_gather gather = {.rows = 1, .row_bytes = 1, .in = &mine, .out = all};
+        weft_status met = gather_host(comm, &gather, status == WEFT_OK ? err : NULL);
+        if (status == WEFT_OK && met != WEFT_OK) {
+            weft_comm_close(group);
+            status = met;
+        }
+    }
+    if (status == WEFT_OK) *out = group;
     return status;
 }

@@ -170,6 +170,10 @@ static weft_reduce operation_of(const struct plan *plan, const struct memory *m,
 {
     void *p[BUFFERS];
     for (int b = 0; b < BUFFERS; b++) p[b] = m->bytes[b] > 0 ? at[b] + GUARD : NULL;
+    if (plan->quant != WEFT_QUANT_NONE) { /* wanted, even when this rank has no rows */
+        p[CODES] = at[CODES] + GUARD;
+        p[SCALES] = at[SCALES] + GUARD;
+    }
     bool moe = plan->top_k > 0;
     return (weft_reduce)
     {
