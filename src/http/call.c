@@ -537,14 +537,15 @@ void weft__calls_take_notes(struct weft__server *server)
 
 void weft__calls_ping(struct weft__server *server, uint64_t now_ns)
 {
-    static char text[] = ": ping\n\n";
-    struct weft__buf ping = {.data = text, .len = sizeof text - 1};
+    static const char text[] = ": ping\n\n";
     uint64_t interval = (uint64_t)server->options.ping_interval_s * 1000000000U;
     if (interval == 0) return;
+    server->scratch.len = 0;
     for (struct weft__call *call = server->calls, *next; call != NULL; call = next) {
         next = call->next;
-        if (call->conn == NULL || !call->head_sent || now_ns - call->sent_ns < interval) continue;
-        call->sent_ns = now_ns;
-        weft__stream_send(call->conn, &ping);
+        uint64_t since = call->sent_ns != 0 ? call->sent_ns : call->received_ns;
+        if (call->conn == NULL || !call->ask.stream || now_ns - since < interval) continue;
+        weft__buf_append(&server->scratch, text, sizeof text - 1);
+        send_events(call);
     }
 }

@@ -1,0 +1,4 @@
+#!/bin/sh
+# `weft serve` under load: facts at three concurrencies, 1,000 streams, 600 s of mixed traffic.
+# serve_load_soak.sh WEFT ROOT
+exec env PYTHONDONTWRITEBYTECODE=1 python3 "$2/tests/e2e/serve_load.py" "$1" "$2" 600 2078
