@@ -22,7 +22,8 @@ static int64_t same_keys(const struct weft__op_attention *op, int64_t head, int6
 
 /* Runs unit `unit`, or counts the units when it is -1. Sequences, then blocks of rows, then heads.
  */
-static int64_t attention_walk(struct weft__dev *dev, const struct attention_job *job, int64_t unit)
+static int64_t attention_walk(struct weft__dev *dev, const struct attention_job *job, int64_t unit,
+                              struct weft__scratch *scratch)
 {
     const struct weft__op_attention *op = job->op;
     int64_t head_units = 0, seen = 0;
@@ -42,7 +43,8 @@ static int64_t attention_walk(struct weft__dev *dev, const struct attention_job 
                                                     .row = row,
                                                     .rows = weft__min(job->rows, seq->count - row),
                                                     .head = head,
-                                                    .heads = same_keys(op, head, job->heads)});
+                                                    .heads = same_keys(op, head, job->heads)},
+                             scratch);
         break;
     }
     return seen;
@@ -50,8 +52,7 @@ static int64_t attention_walk(struct weft__dev *dev, const struct attention_job 
 
 static void attention_unit(struct weft__dev *dev, const void *arg, int64_t unit, int thread)
 {
-    (void)thread;
-    (void)attention_walk(dev, arg, unit);
+    (void)attention_walk(dev, arg, unit, &dev->scratch[thread]);
 }
 
 void weft__cpu_attention(struct weft__dev *dev, const struct weft__op_attention *op)
@@ -66,13 +67,13 @@ void weft__cpu_attention(struct weft__dev *dev, const struct weft__op_attention 
     }
     struct attention_job job = {.op = op, .heads = group};
     job.rows = weft__min(weft__max(WEFT__TILE_QUERIES / group, 1), rows);
-    int64_t units = attention_walk(dev, &job, -1);
+    int64_t units = attention_walk(dev, &job, -1, NULL);
     while (units < 2 * (int64_t)dev->threads && job.rows * job.heads > 8) {
         if (job.rows > 1)
             job.rows = weft__ceil_div(job.rows, 2);
         else
             job.heads = weft__ceil_div(job.heads, 2);
-        units = attention_walk(dev, &job, -1);
+        units = attention_walk(dev, &job, -1, NULL);
     }
     weft__team_run(dev, units, attention_unit, &job);
 }

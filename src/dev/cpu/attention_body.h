@@ -10,7 +10,7 @@
 
 #include "product_body.h"
 
-enum { VALUES = 4 }; /* vectors of a value that stay in registers */
+enum { VALUES = 8 }; /* most vectors of a value that stay in registers */
 
 /* One page of keys as a unit's queries see it. */
 struct page {
@@ -42,16 +42,16 @@ INLINE void score_tile(int queries, const float *const k[ROWS], struct query *qu
     }
 }
 
-/* Queries first .. last: score of every key of the page; next_tokens() at a time. */
+/* Queries first .. last: score of every key of the page. */
 INLINE void page_scores(const struct page *page, struct query *query, int64_t first, int64_t last,
                         int64_t dim, float scale)
 {
-    for (int64_t j = 0; j < page->count; j += ROWS) {
-        const float *k[ROWS];
-        for (int r = 0; r < ROWS; r++) k[r] = page->k[weft__min(j + r, page->count - 1)];
-        for (int64_t i = first, n; i < last; i += n) {
-            n = next_tokens(last - i);
-            FOR_TOKENS(score_tile, n, k, query + i, j, dim, scale)
+    for (int64_t i = first, n; i < last; i += n) {
+        n = next_three(last - i);
+        for (int64_t j = 0; j < page->count; j += ROWS) {
+            const float *k[ROWS];
+            for (int r = 0; r < ROWS; r++) k[r] = page->k[weft__min(j + r, page->count - 1)];
+            FOR_THREE(score_tile, n, k, query + i, j, dim, scale)
         }
     }
 }
@@ -63,28 +63,27 @@ INLINE void page_softmax(const struct page *page, struct query *query)
     query->high = weft__min(query->end - page->first, page->count);
     for (int64_t j = 0; j < query->low; j++) query->p[j] = -INFINITY;
     for (int64_t j = query->high; j < WEFT__PAGE; j++) query->p[j] = -INFINITY;
-    f32x8 a = load8(query->p), b = load8(query->p + 8), most = max8(a, b);
-    float max = query->max;
-    for (int i = 0; i < 8; i++) max = most[i] > max ? most[i] : max;
+    f32x8 a = load8(query->p), b = load8(query->p + 8);
+    float most = largest_lane(max8(a, b)), max = most > query->max ? most : query->max;
     a = exp8(a - splat(max));
     b = exp8(b - splat(max));
     store8(query->p, a);
     store8(query->p + 8, b);
-    query->rescale = exp8(splat(query->max - max))[0];
+    /* e^0 is exactly 1, and the maximum seldom changes. */
+    query->rescale = max == query->max ? 1 : exp8(splat(query->max - max))[0];
     query->sum = query->sum * query->rescale + add_lanes(a + b);
     query->max = max;
 }
 
 /* y = y * rescale + sum over keys low .. high of p[j] v[j], for `vectors` vectors at `at`. */
-INLINE void values_tile(int queries, int vectors, const struct page *page,
+INLINE void values_tile(int vectors, int queries, const struct page *page,
                         const struct query *query, int64_t low, int64_t high, int64_t at)
 {
-    f32x8 s[TOKENS * VALUES];
+    f32x8 s[TOKENS * VALUES], v[VALUES];
     for (int t = 0; t < queries; t++)
         for (int c = 0; c < vectors; c++)
             s[t * vectors + c] = load8(query[t].y + at + 8 * c) * splat(query[t].rescale);
     for (int64_t j = low; j < high; j++) {
-        f32x8 v[VALUES];
         for (int c = 0; c < vectors; c++) v[c] = load8(page->v[j] + at + 8 * c);
         for (int t = 0; t < queries; t++)
             for (int c = 0; c < vectors; c++)
@@ -102,13 +101,17 @@ INLINE void values_rest(const struct page *page, struct query *query, int64_t at
     store_first(query->y + at, s, n);
 }
 
-/* `queries` queries that see the same keys of the page. */
+/* `queries` queries that see the same keys of the page; at most nine sums side by side. */
 INLINE void page_values_of(int queries, const struct page *page, struct query *query, int64_t dim)
 {
     int64_t at = 0, low = query->low, high = query->high;
-    for (; at + 8 * VALUES <= dim; at += 8 * VALUES)
-        values_tile(queries, VALUES, page, query, low, high, at);
-    for (; at + 8 <= dim; at += 8) values_tile(queries, 1, page, query, low, high, at);
+    if (queries == 1)
+        for (; at + 8 * VALUES <= dim; at += 8 * VALUES)
+            values_tile(VALUES, queries, page, query, low, high, at);
+    for (int n; at + 8 <= dim; at += 8 * n) {
+        n = next_three((dim - at) / 8);
+        FOR_THREE(values_tile, n, queries, page, query, low, high, at)
+    }
     if (at < dim)
         for (int t = 0; t < queries; t++) values_rest(page, query + t, at, dim - at);
 }
@@ -122,31 +125,58 @@ static void page_values(const struct page *page, struct query *query, int64_t fi
         while (n < TOKENS && i + n < last && query[i + n].low == query[i].low &&
                query[i + n].high == query[i].high)
             n++;
-        FOR_TOKENS(page_values_of, n, page, query + i, dim)
+        FOR_THREE(page_values_of, n, page, query + i, dim)
         i += n;
     }
 }
 
-/* Keys index .. index + PAGE of what the unit's queries see: a page of the cache, or of `list`. */
+/* Keys index .. index + PAGE of what the unit's queries see: a page of the cache, or of `list`.
+ * They are also fetched: the caller asks for a page ahead. */
 static void page_at(const struct weft__attend *a, const int32_t *list, int64_t keys, int64_t index,
                     struct page *page)
 {
+    enum { LINE = 64 / sizeof(float) };
     const struct weft__op_attention *op = a->op;
-    int64_t head = op->kv_head[a->head];
+    int64_t head = op->kv_head[a->head], slot = 0;
     page->first = index;
     page->count = weft__min(WEFT__PAGE, keys - index);
-    for (int64_t j = 0; j < page->count; j++) {
+    for (int64_t j = 0; j < page->count; j++, slot++) {
         int64_t key = list != NULL ? list[index + j] : index + j;
-        int64_t slot = (int64_t)a->seq->pages[key / WEFT__PAGE] * WEFT__PAGE + key % WEFT__PAGE;
+        if (list != NULL || j == 0)
+            slot = (int64_t)a->seq->pages[key / WEFT__PAGE] * WEFT__PAGE + key % WEFT__PAGE;
         page->k[j] = op->k + slot * op->k_stride + head * op->k_head_stride;
         page->v[j] = op->v + slot * op->v_stride + head * op->v_head_stride;
+        for (int64_t d = 0; d < op->key_dim; d += LINE) __builtin_prefetch(page->k[j] + d);
+        if (op->v == op->k) continue; /* MLA: values are part of the keys */
+        for (int64_t d = 0; d < op->value_dim; d += LINE) __builtin_prefetch(page->v[j] + d);
+    }
+}
+
+/* Moves the page's rows together: where their distance is a power of two they would evict each
+ * other from the cache. Worth it when many queries meet the page. */
+static void gather_page(const struct weft__attend *a, float *memory, struct page *page)
+{
+    const struct weft__op_attention *op = a->op;
+    bool shared = op->v == op->k;
+    size_t k_bytes = (size_t)op->key_dim * sizeof(float);
+    size_t v_bytes = (size_t)op->value_dim * sizeof(float);
+    for (int64_t j = 0; j < page->count; j++) {
+        page->k[j] = memcpy(memory, page->k[j], k_bytes);
+        memory += op->key_dim;
+        if (shared) {
+            page->v[j] = page->k[j];
+            continue;
+        }
+        page->v[j] = memcpy(memory, page->v[j], v_bytes);
+        memory += op->value_dim;
     }
 }
 
 /* Rows row .. row + rows of the sequence. With a list they are one row, and keys count in it. */
 static void attend_rows(const struct weft__attend *a, int64_t row, int64_t rows,
-                        const int32_t *list, int64_t listed)
+                        const int32_t *list, int64_t listed, struct weft__scratch *scratch)
 {
+    enum { GATHER_QUERIES = 8 };
     const struct weft__op_attention *op = a->op;
     struct query query[WEFT__TILE_QUERIES];
     assert(rows >= 1 && a->heads >= 1 && rows * a->heads <= WEFT__TILE_QUERIES);
@@ -155,25 +185,31 @@ static void attend_rows(const struct weft__attend *a, int64_t row, int64_t rows,
         for (int64_t h = a->head; h < a->head + a->heads; h++) {
             int64_t token = a->seq->row + r, end = list != NULL ? listed : before + r + 1;
             bool windowed = list == NULL && op->window > 0;
-            query[queries] = (struct query){.q = op->q + token * op->q_stride + h * op->key_dim,
-                                            .y = op->y + token * op->y_stride + h * op->value_dim,
-                                            .begin = windowed ? weft__max(end - op->window, 0) : 0,
-                                            .end = end,
-                                            .max = -INFINITY};
-            memset(query[queries].y, 0, (size_t)op->value_dim * sizeof(float));
-            queries++;
+            struct query *q = &query[queries++];
+            q->q = op->q + token * op->q_stride + h * op->key_dim;
+            q->y = op->y + token * op->y_stride + h * op->value_dim;
+            q->begin = windowed ? weft__max(end - op->window, 0) : 0;
+            q->end = end;
+            q->max = -INFINITY;
+            q->sum = 0;
+            memset(q->y, 0, (size_t)op->value_dim * sizeof(float));
         }
     /* Rows ascend, so what sees a page is a range of queries. */
     int64_t first = 0, last = 0, keys = query[queries - 1].end;
-    for (int64_t index = query[0].begin / WEFT__PAGE * WEFT__PAGE; index < keys;
-         index += WEFT__PAGE) {
-        struct page page;
-        page_at(a, list, keys, index, &page);
-        while (last < queries && query[last].begin < index + page.count) last++;
+    struct page pages[2]; /* this one and the next */
+    bool gather = queries >= GATHER_QUERIES &&
+                  WEFT__PAGE * (op->key_dim + op->value_dim) <= WEFT__TILE_ROWS * WEFT__TILE_K;
+    int64_t index = query[0].begin / WEFT__PAGE * WEFT__PAGE;
+    page_at(a, list, keys, index, &pages[0]);
+    for (int at = 0; index < keys; index += WEFT__PAGE, at ^= 1) {
+        struct page *page = &pages[at];
+        if (index + WEFT__PAGE < keys) page_at(a, list, keys, index + WEFT__PAGE, &pages[at ^ 1]);
+        if (gather) gather_page(a, scratch->panel, page);
+        while (last < queries && query[last].begin < index + page->count) last++;
         while (query[first].end <= index) first++;
-        page_scores(&page, query, first, last, op->key_dim, op->scale);
-        for (int64_t i = first; i < last; i++) page_softmax(&page, &query[i]);
-        page_values(&page, query, first, last, op->value_dim);
+        page_scores(page, query, first, last, op->key_dim, op->scale);
+        for (int64_t i = first; i < last; i++) page_softmax(page, &query[i]);
+        page_values(page, query, first, last, op->value_dim);
     }
     for (int64_t i = 0; i < queries; i++) {
         float inverse = 1.0f / query[i].sum;
@@ -181,11 +217,11 @@ static void attend_rows(const struct weft__attend *a, int64_t row, int64_t rows,
     }
 }
 
-static void attend(const struct weft__attend *a)
+static void attend(const struct weft__attend *a, struct weft__scratch *scratch)
 {
     const struct weft__op_attention *op = a->op;
     if (op->selected == NULL) {
-        attend_rows(a, a->row, a->rows, NULL, 0);
+        attend_rows(a, a->row, a->rows, NULL, 0, scratch);
         return;
     }
     const int32_t *count = op->selected_count + a->seq->row;
@@ -193,10 +229,10 @@ static void attend(const struct weft__attend *a)
         int64_t n = 1;
         if (count[row] < 0) {
             while (row + n < end && count[row + n] < 0) n++;
-            attend_rows(a, row, n, NULL, 0);
+            attend_rows(a, row, n, NULL, 0, scratch);
         } else {
             const int32_t *list = op->selected + (a->seq->row + row) * op->selected_stride;
-            attend_rows(a, row, 1, list, count[row]);
+            attend_rows(a, row, 1, list, count[row], scratch);
         }
         row += n;
     }
@@ -218,7 +254,7 @@ static void index_score(const struct weft__op_index_select *op, const struct wef
     f32x8 a = {0}, b = {0};
     struct query query[TOKENS];
     for (int64_t h = 0, n; h < op->heads; h += n) {
-        n = next_tokens(op->heads - h);
+        n = next_three(op->heads - h);
         for (int64_t t = 0; t < n; t++)
             query[t].q = op->q + token * op->q_stride + (h + t) * op->dim;
         page_scores(&page, query, 0, n, op->dim, dim_scale);

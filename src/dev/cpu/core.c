@@ -2,11 +2,12 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/numerics.h"
 #include "cpu.h"
 
-enum { ALIGNMENT = 64, THREADS_MAX = 1024 };
+enum { ALIGNMENT = 64, THREADS_MAX = 1024, HUGE_BYTES = 4 << 20 };
 
 static void *dev_alloc(struct weft__dev *dev, size_t bytes)
 {
@@ -19,6 +20,12 @@ static void *dev_alloc(struct weft__dev *dev, size_t bytes)
     if (block == NULL) return NULL;
     char *memory = block + ALIGNMENT + (ALIGNMENT - (uintptr_t)block % ALIGNMENT);
     memcpy(memory - sizeof block, &block, sizeof block);
+    /* A KV cache is read in strides: huge pages spare most of its page walks. Only a hint. */
+    if (bytes >= HUGE_BYTES) {
+        uintptr_t first = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095;
+        uintptr_t end = ((uintptr_t)memory + bytes) & ~(uintptr_t)4095;
+        (void)madvise(memory + (first - (uintptr_t)memory), end - first, MADV_HUGEPAGE);
+    }
     return memory;
 }
 

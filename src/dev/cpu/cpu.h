@@ -76,7 +76,7 @@ struct weft__kernels {
     /* One row of a table, scales included. */
     void (*decode_row)(const struct weft__dev *dev, const struct weft__matrix *w, int64_t row,
                        float *y);
-    void (*attend)(const struct weft__attend *a);
+    void (*attend)(const struct weft__attend *a, struct weft__scratch *scratch);
     /* score[j] of keys key .. key + count of a sequence, count <= WEFT__PAGE, all of one page. */
     void (*index_score)(const struct weft__op_index_select *op, const struct weft__seq *seq,
                         int64_t row, int64_t key, int64_t count, float *score);

@@ -274,20 +274,20 @@ INLINE f32x4 tile_result(int tokens, const f32x8 *sum, int token)
     return add_lanes4(v);
 }
 
-/* How many of `left` token rows the next register tile takes: threes, but never a lonely one. */
-INLINE int next_tokens(int64_t left) { return left == 4 || left < 3 ? (left == 1 ? 1 : 2) : 3; }
+/* How many of `left` things the next register tile takes: three, but never so that one is left. */
+INLINE int next_three(int64_t left) { return left == 4 || left < 3 ? (left == 1 ? 1 : 2) : 3; }
 
 /* function(n, ...) with a constant n from 1 to 3 */
-#define FOR_TOKENS(function, n, ...) \
-    switch (n) {                     \
-    case 1:                          \
-        function(1, __VA_ARGS__);    \
-        break;                       \
-    case 2:                          \
-        function(2, __VA_ARGS__);    \
-        break;                       \
-    default:                         \
-        function(3, __VA_ARGS__);    \
+#define FOR_THREE(function, n, ...) \
+    switch (n) {                    \
+    case 1:                         \
+        function(1, __VA_ARGS__);   \
+        break;                      \
+    case 2:                         \
+        function(2, __VA_ARGS__);   \
+        break;                      \
+    default:                        \
+        function(3, __VA_ARGS__);   \
     }
 
 /* Four rows of a product; beyond the last they repeat it and are not stored. */
@@ -439,8 +439,8 @@ static void product_tile(const struct weft__dev *dev, const struct weft__product
                 decode_columns(dev, p->w, rows.row[r], column, columns,
                                scratch->panel + r * WEFT__TILE_K);
             for (int64_t t = 0, n; t < tokens; t += n) {
-                n = next_tokens(tokens - t);
-                FOR_TOKENS(panel_step, n, p, &rows, w, x + t, columns, token + t, start, end, sums)
+                n = next_three(tokens - t);
+                FOR_THREE(panel_step, n, p, &rows, w, x + t, columns, token + t, start, end, sums)
                 sums += ROWS * n;
             }
         }

@@ -111,6 +111,20 @@ INLINE f32x4 add_lanes4(const f32x8 v[4])
 #endif
 }
 
+/* max8 over the lanes, halves first. */
+INLINE float largest_lane(f32x8 v)
+{
+#if defined(__AVX2__)
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+#else
+    for (int half = 4; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+    return v[0];
+#endif
+}
+
 /* e^x to about one unit in the last place, also where the result is subnormal; 0 and infinity where
  * it does not fit, NaN for NaN. x = n ln 2 + r with ln 2 in two parts; the polynomial is Cephes's
  * expf. 2^n is applied in two halves, so that only the second product rounds. */
