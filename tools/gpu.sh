@@ -71,7 +71,10 @@ for what in "$@"; do
     sanitize)
         for tool in memcheck racecheck synccheck; do
             echo "compute-sanitizer $tool"
-            timeout 50 compute-sanitizer --tool $tool $build/comm_cuda_numbers_test --short 2>&1 | tail -8
+            timeout 60 compute-sanitizer --report-api-errors no --tool $tool \
+                $build/comm_cuda_numbers_test --short >$build/$tool.log 2>&1 || true
+            grep -m 20 '=========' $build/$tool.log || true
+            tail -3 $build/$tool.log
         done | tee "$out/sanitize.log"
         ;;
     bench) timeout 300 $build/comm_cuda_bench 2>&1 | tee "$out/bench.log" ;;

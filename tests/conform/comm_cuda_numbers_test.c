@@ -166,15 +166,25 @@ static weft_status memory_make(struct gpu_rank *self, const struct plan *plan, s
     return WEFT_OK;
 }
 
-static weft_reduce operation_of(const struct plan *plan, const struct memory *m, uint8_t *const *at)
+static weft_reduce operation_of(const struct plan *plan, uint8_t *const *at)
 {
     void *p[BUFFERS];
-    for (int b = 0; b < BUFFERS; b++) p[b] = m->bytes[b] > 0 ? at[b] + GUARD : NULL;
-    if (plan->quant != WEFT_QUANT_NONE) { /* wanted, even when this rank has no rows */
-        p[CODES] = at[CODES] + GUARD;
-        p[SCALES] = at[SCALES] + GUARD;
-    }
-    bool moe = plan->top_k > 0;
+    /* Ranks agree on what is given, also where it has no rows. */
+    bool moe = plan->top_k > 0, quant = plan->quant != WEFT_QUANT_NONE;
+    const bool given[BUFFERS] = {
+        [X] = !moe,
+        [EXPERT] = moe,
+        [SLOTS] = moe,
+        [GATES] = moe,
+        [SHARED] = moe && plan->shared,
+        [RESIDUAL] = plan->residual,
+        [WEIGHT] = plan->weight,
+        [S] = plan->want_s && !plan->residual_in_place,
+        [Y] = plan->want_y && !plan->in_place,
+        [CODES] = quant,
+        [SCALES] = quant,
+    };
+    for (int b = 0; b < BUFFERS; b++) p[b] = given[b] ? at[b] + GUARD : NULL;
     return (weft_reduce)
     {
         .tokens = plan->tokens, .hidden = plan->hidden, .dtype = plan->dtype, .x = p[X],
@@ -228,7 +238,7 @@ static weft_status run_case(struct gpu_rank *self, weft_comm *cpu, const struct 
         out_rows = weft_comm_share(plan->tokens, weft_comm_size(cpu), self->rank, &first);
     sizes_of(plan, out_rows, &m);
     weft_status status = memory_make(self, plan, &m, err);
-    weft_reduce on_cpu = operation_of(plan, &m, m.host), on_gpu = operation_of(plan, &m, m.gpu);
+    weft_reduce on_cpu = operation_of(plan, m.host), on_gpu = operation_of(plan, m.gpu);
     gpu->algorithm = plan->algorithm;
     weft__cuda_tune(gpu->kernels, &plan->tuning);
     weft_status (*call)(weft_comm *, const weft_reduce *, weft_error *) =

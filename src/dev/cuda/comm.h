@@ -20,7 +20,9 @@ struct weft__cuda_rank {
         CUdeviceptr device;
         void *host;
     } memory[WEFT__COMM_CHANNELS];
-    int sharers;                                      /* ranks of the world on this device */
+    int sharers;     /* ranks of the world on this device */
+    uint32_t usable; /* mask of paths that work between all ranks of the world */
+    weft_path best;  /* of these, or the one asked for */
     struct weft__comm_post last[WEFT__COMM_CHANNELS]; /* enqueued, for the text of a mismatch */
 };
 

@@ -327,6 +327,8 @@ static weft_status choose_path(struct weft__comm_kernels *k, uint32_t mine, weft
     weft_path best = wanted == WEFT_PATH_AUTO ? best_of(k, k->usable) : wanted;
     if (k->usable >> best & 1) {
         k->paths[WEFT_PATH_AUTO] = k->paths[best];
+        k->rank->usable = k->usable;
+        k->rank->best = best;
         return WEFT_OK;
     }
     return weft__fail(err, WEFT_UNSUPPORTED,
@@ -338,6 +340,11 @@ static weft_status choose_path(struct weft__comm_kernels *k, uint32_t mine, weft
 
 static weft_status try_paths(struct weft__comm_kernels *k, bool peers, weft_error *err)
 {
+    if (k->link.channel != 0) { /* a group's devices are the world's */
+        k->usable = k->rank->usable;
+        k->paths[WEFT_PATH_AUTO] = k->paths[k->rank->best];
+        return WEFT_OK;
+    }
     const struct weft__cuda_driver *driver = &k->rank->device.driver;
     CUdeviceptr scratch;
     WEFT__CUDA_TRY(driver, mem_alloc(&scratch, 4096 * (WEFT_COMM_RANKS_MAX + 1)),
@@ -448,5 +455,6 @@ const struct weft__dev_comm weft__cuda_comm = {
     .stream = stream_of,
     .sync = weft__cuda_sync,
     .two_shot_ranks = 2,
+    .two_shot_ranks = 3, /* with two, both ways move as much */
     .two_shot_bytes = 512 * 1024,
 };
