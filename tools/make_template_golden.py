@@ -446,7 +446,6 @@ a
 b
  {# c #}
 b
-	 {% set x = 1 %}	x
 a {% set x = 1 %}
 b
 {% set x = 1 -%}

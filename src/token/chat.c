@@ -1,10 +1,15 @@
 /* Chat templates of a model directory, and what a conversation goes through before one. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "chat.h"
 #include "jinja.h"
+
+#ifndef JANSSON_THREAD_SAFE_REFCOUNT
+#error "renders of several threads share the texts of special tokens: jansson must count atomically"
+#endif
 
 enum { MAX_CONFIG_FILE = 64 << 20 };
 
@@ -21,29 +26,146 @@ struct weft__chat {
     weft_error unusable; /* why plain is NULL */
 };
 
+/* ---- JSON text to a tree ----
+ * jansson's own parser loses characters of strings when memory runs out, without a word. */
+
+struct reader {
+    struct weft__json json;
+    struct weft__buf scratch;
+    bool no_room; /* a number beyond 64 bits or a double's range: null in the tree */
+};
+
+static json_t *read_value(struct reader *reader);
+
+static json_t *read_text(struct reader *reader)
+{
+    struct weft__json_text text;
+    if (!weft__json_string(&reader->json, &reader->scratch, &text)) return NULL;
+    return json_stringn_nocheck(text.data, text.len);
+}
+
+static json_t *read_number(struct reader *reader)
+{
+    struct weft__json integer = reader->json;
+    int64_t value;
+    char *end, text[400];
+    if (weft__json_int(&integer, &value)) {
+        reader->json = integer;
+        return json_integer(value);
+    }
+    const char *start = reader->json.at;
+    weft__json_skip(&reader->json);
+    if (reader->json.error != NULL) return NULL;
+    size_t len = (size_t)(reader->json.at - start);
+    bool whole = len >= sizeof text;
+    if (!whole) {
+        memcpy(text, start, len);
+        text[len] = '\0';
+        whole = strcspn(text, ".eE") == len;
+    }
+    double real = whole ? HUGE_VAL : strtod(text, &end);
+    reader->no_room = reader->no_room || isinf(real);
+    return isinf(real) ? json_null() : json_real(real);
+}
+
+static json_t *read_object(struct reader *reader)
+{
+    struct weft__json_text name;
+    json_t *out = json_object();
+    (void)weft__json_enter(&reader->json, WEFT__JSON_OBJECT);
+    while (weft__json_member(&reader->json, &reader->scratch, &name)) {
+        json_t *key = json_stringn_nocheck(name.data, name.len); /* the scratch is used again */
+        json_t *value = key != NULL ? read_value(reader) : NULL;
+        int failed = json_object_setn_new_nocheck(out, json_string_value(key),
+                                                  json_string_length(key), value);
+        json_decref(key);
+        if (failed != 0) {
+            json_decref(out);
+            return NULL;
+        }
+    }
+    return out;
+}
+
+static json_t *read_array(struct reader *reader)
+{
+    json_t *out = json_array();
+    (void)weft__json_enter(&reader->json, WEFT__JSON_ARRAY);
+    while (weft__json_item(&reader->json))
+        if (json_array_append_new(out, read_value(reader)) != 0) {
+            json_decref(out);
+            return NULL;
+        }
+    return out;
+}
+
+/* NULL: the reader's error, or out of memory. At most WEFT__JSON_MAX_DEPTH calls deep. */
+static json_t *read_value(struct reader *reader)
+{
+    bool truth;
+    switch (weft__json_kind(&reader->json)) {
+    case WEFT__JSON_OBJECT:
+        return read_object(reader);
+    case WEFT__JSON_ARRAY:
+        return read_array(reader);
+    case WEFT__JSON_STRING:
+        return read_text(reader);
+    case WEFT__JSON_NUMBER:
+        return read_number(reader);
+    case WEFT__JSON_BOOL:
+        return weft__json_bool(&reader->json, &truth) ? json_boolean(truth) : NULL;
+    default: /* null, or what is no value */
+        weft__json_skip(&reader->json);
+        return reader->json.error == NULL ? json_null() : NULL;
+    }
+}
+
+static weft_status parse_json(const char *name, const char *text, size_t len, json_t **out,
+                              bool *no_room, weft_error *err)
+{
+    struct reader reader = {.no_room = false};
+    weft__json_init(&reader.json, text, len);
+    weft__buf_init(&reader.scratch, len);
+    *out = read_value(&reader);
+    if (*out != NULL) (void)weft__json_end(&reader.json);
+    weft_status status = weft__json_check(&reader.json, name, err);
+    if (status == WEFT_OK && *out == NULL) status = weft__fail_oom(err, len, name);
+    if (status != WEFT_OK) {
+        json_decref(*out);
+        *out = NULL;
+    }
+    *no_room = reader.no_room;
+    weft__buf_free(&reader.scratch);
+    return status;
+}
+
 /* ---- reading the directory ---- */
+
+static char *joined(const char *a, const char *b)
+{
+    size_t size = strlen(a) + strlen(b) + 1;
+    char *out = malloc(size);
+    if (out != NULL) (void)snprintf(out, size, "%s%s", a, b);
+    return out;
+}
 
 /* *out NULL when there is no such file. */
 static weft_status read_config(const char *path, json_t **out, weft_error *err)
 {
     char *text;
     size_t len;
-    json_error_t where;
     *out = NULL;
     weft_status status = weft__read_file(path, MAX_CONFIG_FILE, &text, &len, err);
     if (status == WEFT_NOT_FOUND) return WEFT_OK;
     if (status != WEFT_OK) return status;
-    /* Only strings matter here, and model_max_length is often beyond 64 bits. */
-    *out = json_loadb(text, len, JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, &where);
-    if (*out == NULL) {
-        status = weft__fail(err, WEFT_FORMAT, "%s: line %d, column %d: %s", path, where.line,
-                            where.column, where.text);
-    } else if (!json_is_object(*out)) {
+    bool no_room; /* model_max_length often is beyond 64 bits; only strings matter here */
+    status = parse_json(path, text, len, out, &no_room, err);
+    free(text);
+    if (status == WEFT_OK && !json_is_object(*out)) {
         status = weft__fail(err, WEFT_FORMAT, "%s: not a JSON object", path);
         json_decref(*out);
         *out = NULL;
     }
-    free(text);
     return status;
 }
 
@@ -103,9 +225,8 @@ static json_t *named_template(json_t *list, const char *name)
 static weft_status parse_json_text(const char *path, json_t *text, struct weft__template **out,
                                    weft_error *err)
 {
-    char *name = NULL;
-    if (asprintf(&name, "%s (chat_template)", path) < 0)
-        return weft__fail_oom(err, strlen(path), "a name");
+    char *name = joined(path, " (chat_template)");
+    if (name == NULL) return weft__fail_oom(err, strlen(path), "a name");
     weft_status status =
         weft__template_parse(name, json_string_value(text), json_string_length(text), out, err);
     free(name);
@@ -134,10 +255,9 @@ static weft_status config_templates(struct weft__chat *chat, const char *path, j
 static weft_status read_templates(struct weft__chat *chat, const char *dir, const char *config_path,
                                   json_t *config, weft_error *err)
 {
-    char *path = NULL, *text;
+    char *path = joined(dir, "/chat_template.jinja"), *text;
     size_t len;
-    if (asprintf(&path, "%s/chat_template.jinja", dir) < 0)
-        return weft__fail_oom(err, strlen(dir), "a path");
+    if (path == NULL) return weft__fail_oom(err, strlen(dir), "a path");
     weft_status status = weft__read_file(path, WEFT__TEMPLATE_MAX_TEXT, &text, &len, err);
     if (status == WEFT_OK) {
         status = weft__template_parse(path, text, len, &chat->plain, err);
@@ -157,23 +277,35 @@ static weft_status read_templates(struct weft__chat *chat, const char *dir, cons
 
 /* ---- the conversation, prepared ---- */
 
+/* json_copy, but NULL where jansson leaves out what it has no memory for. */
+static json_t *copy_of(json_t *json)
+{
+    json_t *copy = json_copy(json);
+    if (json_object_size(copy) == json_object_size(json) &&
+        json_array_size(copy) == json_array_size(json))
+        return copy;
+    json_decref(copy);
+    return NULL;
+}
+
 /* Parses the arguments of a call when they are the text of a JSON object, as the OpenAI interface
  * has them; any other text stays, for the template to print or to refuse. */
 static int prepare_call(json_t *calls, size_t i)
 {
     json_t *call = json_array_get(calls, i), *function = json_object_get(call, "function");
     json_t *text = json_object_get(function, "arguments"), *arguments = NULL;
+    bool no_room = false;
     if (!json_is_string(text)) return 0;
     if (json_string_length(text) == 0)
         arguments = json_object();
-    else
-        arguments =
-            json_loadb(json_string_value(text), json_string_length(text), JSON_ALLOW_NUL, NULL);
-    if (!json_is_object(arguments)) {
+    else if (parse_json("", json_string_value(text), json_string_length(text), &arguments, &no_room,
+                        NULL) == WEFT_NO_MEMORY)
+        return -1;
+    if (!json_is_object(arguments) || no_room) {
         json_decref(arguments);
         return 0;
     }
-    json_t *new_call = json_copy(call), *new_function = json_copy(function);
+    json_t *new_call = copy_of(call), *new_function = copy_of(function);
     int failed = json_object_set_new(new_function, "arguments", arguments);
     failed |= json_object_set_new(new_call, "function", new_function);
     return failed | json_array_set_new(calls, i, new_call);
@@ -189,13 +321,14 @@ static json_t *prepare_message(json_t *message, struct habits habits)
     bool fill = habits.null_content ? called && content == NULL
                                     : json_is_null(content) || (called && content == NULL);
     if (!fill && !parse) return json_incref(message);
-    json_t *copy = json_copy(message);
+    json_t *copy = copy_of(message);
     int failed = copy == NULL;
     if (fill)
         failed |= json_object_set_new(copy, "content",
                                       habits.null_content ? json_null() : json_string(""));
     if (parse) {
-        calls = json_copy(calls);
+        calls = copy_of(calls);
+        failed |= calls == NULL;
         for (size_t i = 0; i < json_array_size(calls); i++) failed |= prepare_call(calls, i);
         failed |= json_object_set_new(copy, "tool_calls", calls);
     }
@@ -222,7 +355,7 @@ static weft_status make_vars(const struct weft__chat *chat, const struct weft__c
                              struct habits habits, json_t **out, weft_error *err)
 {
     const char *key;
-    json_t *value, *vars = json_deep_copy(chat->tokens); /* other threads count references too */
+    json_t *value, *vars = copy_of(chat->tokens);
     int failed = json_object_set_new(vars, "messages", prepare_messages(input->messages, habits));
     failed |= json_object_set_new(vars, "tools",
                                   input->tools != NULL ? json_incref(input->tools) : json_null());
@@ -264,7 +397,8 @@ static weft_status render(const struct weft__chat *chat, const struct weft__temp
  * habits are. A few were written for arguments as text, or recognise a call by its null content
  * (DeepSeek V3 does both): with the first habits those fail, or leave the call out. So a call is
  * rendered with each, and the first that shows its name and its argument is kept. */
-static struct habits probe(const struct weft__chat *chat, const struct weft__template *tmpl)
+static weft_status probe(const struct weft__chat *chat, const struct weft__template *tmpl,
+                         struct habits *kept, weft_error *err)
 {
     static const char messages[] =
         "[{\"role\":\"user\",\"content\":\"weft-user\"},{\"role\":\"assistant\",\"content\":null,"
@@ -278,53 +412,63 @@ static struct habits probe(const struct weft__chat *chat, const struct weft__tem
         {false, false}, {false, true}, {true, false}, {true, true}};
     struct weft__chat_input input = {.messages = json_loads(messages, 0, NULL),
                                      .tools = json_loads(tools, 0, NULL)};
-    struct habits kept = choices[0];
     struct weft__buf out;
+    weft_status status = WEFT_OK;
     weft__buf_init(&out, WEFT__TEMPLATE_MAX_OUTPUT);
-    for (size_t i = 0; i < WEFT__COUNT(choices); i++) {
+    if (input.messages == NULL || input.tools == NULL)
+        status = weft__fail_oom(err, sizeof messages + sizeof tools, "a trial conversation");
+    *kept = choices[0];
+    for (size_t i = 0; i < WEFT__COUNT(choices) && status != WEFT_NO_MEMORY; i++) {
         out.len = 0;
-        if (render(chat, tmpl, choices[i], &input, &out, NULL) != WEFT_OK || out.data == NULL)
-            continue;
+        status = render(chat, tmpl, choices[i], &input, &out, err);
+        if (status != WEFT_OK || out.data == NULL) continue;
         const char *after = strstr(out.data, "weft-user");
         if (after != NULL && strstr(after, "weft-name") != NULL &&
             strstr(after, "weft-value") != NULL && strstr(after, "None") == NULL) {
-            kept = choices[i];
+            *kept = choices[i];
             break;
         }
     }
     weft__buf_free(&out);
     json_decref(input.messages);
     json_decref(input.tools);
-    return kept;
+    return status == WEFT_NO_MEMORY ? status : WEFT_OK;
 }
 
 /* ---- the interface ---- */
 
+/* The templates, or why there are none. Only a lack of memory fails. */
+static weft_status open_templates(struct weft__chat *chat, const char *dir, const char *config_path,
+                                  json_t *config, weft_error *err)
+{
+    weft_status status = read_templates(chat, dir, config_path, config, &chat->unusable);
+    if (status == WEFT_OK) status = probe(chat, chat->plain, &chat->plain_habits, &chat->unusable);
+    if (status == WEFT_OK && chat->tools != NULL)
+        status = probe(chat, chat->tools, &chat->tools_habits, &chat->unusable);
+    if (status == WEFT_NO_MEMORY && err != NULL) *err = chat->unusable;
+    if (status == WEFT_OK || status == WEFT_NO_MEMORY) return status;
+    weft__template_free(chat->plain);
+    chat->plain = NULL;
+    return WEFT_OK;
+}
+
 weft_status weft__chat_open(const char *dir, struct weft__chat **out, weft_error *err)
 {
-    char *path = NULL;
+    char *path = joined(dir, "/tokenizer_config.json");
     json_t *config = NULL;
-    weft_status status;
     struct weft__chat *chat = calloc(1, sizeof *chat);
-    if (chat == NULL || asprintf(&path, "%s/tokenizer_config.json", dir) < 0) {
+    if (chat == NULL || path == NULL) {
         free(chat);
+        free(path);
         return weft__fail_oom(err, sizeof *chat, "chat templates");
     }
-    status = read_config(path, &config, err);
+    weft_status status = read_config(path, &config, err);
     if (status == WEFT_OK) status = collect_tokens(chat, config, err);
-    if (status != WEFT_OK) {
+    if (status == WEFT_OK) status = open_templates(chat, dir, path, config, err);
+    if (status == WEFT_OK)
+        *out = chat;
+    else
         weft__chat_close(chat);
-        goto done;
-    }
-    if (read_templates(chat, dir, path, config, &chat->unusable) != WEFT_OK) {
-        weft__template_free(chat->plain);
-        chat->plain = NULL;
-    } else {
-        chat->plain_habits = probe(chat, chat->plain);
-        if (chat->tools != NULL) chat->tools_habits = probe(chat, chat->tools);
-    }
-    *out = chat;
-done:
     json_decref(config);
     free(path);
     return status;

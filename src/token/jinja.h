@@ -508,8 +508,6 @@ struct jvalue weft__j_format(struct jrun *run, struct jcall *call); /* str.forma
 
 /* Decodes one character of valid UTF-8 and moves on; at the end gives 0. */
 uint32_t weft__j_char(const char **p, const char *end);
-size_t weft__j_encode(uint32_t c, char out[4]);
-bool weft__j_is_utf8(const char *text, size_t len);
 void weft__j_clean(char *text);         /* makes an error message one line of valid UTF-8 */
 int64_t weft__j_chars(struct jvalue s); /* characters of a string */
 const char *weft__j_seek(struct jvalue s, int64_t index); /* character -> position */

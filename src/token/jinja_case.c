@@ -198,7 +198,7 @@ static bool final_sigma(struct jvalue s, const char *at, const char *after)
 static void put(struct jrun *run, struct jsink *sink, uint32_t c)
 {
     char text[4];
-    weft__j_write(run, sink, text, weft__j_encode(c, text));
+    weft__j_write(run, sink, text, (size_t)weft__utf8_put(text, c));
 }
 
 static void put_lower(struct jrun *run, struct jsink *sink, struct jvalue s, const char *at,

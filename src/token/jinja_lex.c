@@ -188,25 +188,38 @@ static int digit_value(char c)
     return 99;
 }
 
-/* Digits with single underscores between them, the first underscore allowed when `joined`. Appends
- * the digits to out (bounded) and gives the position behind them. */
+/* The characters of a number, without its underscores. */
+struct number {
+    char text[400];
+    size_t len;
+    bool full; /* longer than any number can be */
+};
+
+static void keep(struct number *out, char c)
+{
+    out->full = out->full || out->len + 1 >= sizeof out->text;
+    if (!out->full) out->text[out->len++] = c;
+}
+
+/* Digits with single underscores between them, the first underscore allowed when `joined`. Gives
+ * the position behind them. */
 static size_t digits(const struct jparser *parser, size_t pos, int base, bool joined,
-                     struct weft__buf *out)
+                     struct number *out)
 {
     const char *text = parser->tmpl->text;
     for (bool first = !joined;; first = false) {
         size_t next = !first && at(parser, pos, "_") ? pos + 1 : pos;
         if (next >= parser->tmpl->len || digit_value(text[next]) >= base) return pos;
-        weft__buf_append(out, text + next, 1);
+        keep(out, text[next]);
         pos = next + 1;
     }
 }
 
-static size_t lex_fraction(const struct jparser *parser, size_t pos, struct weft__buf *out)
+static size_t lex_fraction(const struct jparser *parser, size_t pos, struct number *out)
 {
     size_t start = pos, len = out->len;
     if (at(parser, pos, ".")) {
-        weft__buf_puts(out, ".");
+        keep(out, '.');
         size_t end = digits(parser, pos + 1, 10, false, out);
         if (end == pos + 1) {
             out->len = len;
@@ -217,7 +230,7 @@ static size_t lex_fraction(const struct jparser *parser, size_t pos, struct weft
     }
     if (at(parser, pos, "e") || at(parser, pos, "E")) {
         size_t sign = mark_at(parser, pos + 1) != '\0' ? 2 : 1; /* also the `e` */
-        weft__buf_append(out, parser->tmpl->text + pos, sign);
+        for (size_t i = 0; i < sign; i++) keep(out, parser->tmpl->text[pos + i]);
         size_t end = digits(parser, pos + sign, 10, false, out);
         if (end > pos + sign) return end;
         out->len = len;
@@ -229,45 +242,40 @@ static void lex_number(struct jparser *parser, struct jtoken *out)
 {
     const char *text = parser->tmpl->text;
     size_t start = parser->pos, pos = start;
-    struct weft__buf buf;
-    weft__buf_init(&buf, 4096);
+    struct number number = {.len = 0};
     char prefix = pos + 1 < parser->tmpl->len ? text[pos + 1] | 0x20 : ' ';
     int base = text[pos] != '0' ? 10
                : prefix == 'x'  ? 16
                : prefix == 'o'  ? 8
                : prefix == 'b'  ? 2
                                 : 10;
-    if (base != 10) pos = digits(parser, start + 2, base, true, &buf);
+    if (base != 10) pos = digits(parser, start + 2, base, true, &number);
     if (base == 10 || pos == start + 2) { /* plain, or `0` before a name */
         base = 10;
-        buf.len = 0;
-        pos = digits(parser, start, 10, false, &buf);
+        number.len = 0;
+        pos = digits(parser, start, 10, false, &number);
         /* `x.0.1` is two subscripts, not the subscript 0.1. */
         bool subscript = start > 0 && text[start - 1] == '.';
-        size_t end = subscript ? pos : lex_fraction(parser, pos, &buf);
-        if (end > pos && !buf.failed) {
-            buf.data[buf.len] = '\0';
+        size_t end = subscript ? pos : lex_fraction(parser, pos, &number);
+        if (end > pos && !number.full) {
+            number.text[number.len] = '\0';
             out->type = T_FLOAT;
-            out->value = weft__j_float(strtod(buf.data, NULL));
+            out->value = weft__j_float(strtod(number.text, NULL));
             parser->pos = end;
-            goto done;
+            return;
         }
         if (text[start] == '0') /* zeros only: `01` is two tokens, which no rule accepts */
             for (pos = start + 1; at(parser, pos, "0") || at(parser, pos, "_0");)
                 pos += at(parser, pos, "_") ? 2 : 1;
-        if (buf.len > pos - start) buf.len = pos - start;
+        if (number.len > pos - start) number.len = pos - start;
     }
-    if (!buf.failed) {
-        buf.data[buf.len] = '\0';
-        errno = 0;
-        out->type = T_INT;
-        out->value = weft__j_int(strtoimax(buf.data, NULL, base));
-        parser->pos = pos;
-    }
-    if (buf.failed || errno == ERANGE)
+    number.text[number.len] = '\0';
+    errno = 0;
+    out->type = T_INT;
+    out->value = weft__j_int(strtoimax(number.text, NULL, base));
+    parser->pos = pos;
+    if (number.full || errno == ERANGE)
         weft__j_syntax(parser, WEFT_UNSUPPORTED, start, "a number beyond 64 bits");
-done:
-    weft__buf_free(&buf);
 }
 
 /* Python's "unicode-escape" for what follows a backslash at p. Gives the position behind it, or
@@ -298,7 +306,7 @@ static const char *unescape(const char *p, const char *end, char **out)
         *(*out)++ = '\\';
         return c == 'N' ? NULL : p;
     }
-    *out += weft__j_encode(value, *out);
+    *out += weft__utf8_put(*out, value);
     return p;
 }
 

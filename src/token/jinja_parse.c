@@ -378,7 +378,7 @@ weft_status weft__template_parse(const char *name, const char *text, size_t len,
     if (len > WEFT__TEMPLATE_MAX_TEXT)
         return weft__fail(err, WEFT_TOO_LONG, "%s: %zu bytes, a template may have %d", name, len,
                           WEFT__TEMPLATE_MAX_TEXT);
-    if (!weft__j_is_utf8(text, len))
+    if (!weft__utf8_valid(text, len))
         return weft__fail(err, WEFT_FORMAT, "%s: not valid UTF-8", name);
     struct weft__template *tmpl = calloc(1, sizeof *tmpl);
     if (tmpl == NULL) return weft__fail_oom(err, sizeof *tmpl, name);

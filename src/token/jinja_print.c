@@ -25,11 +25,15 @@ void weft__j_write(struct jrun *run, struct jsink *sink, const char *text, size_
 {
     if (run->status != WEFT_OK || len == 0) return;
     if (sink->buf != NULL) {
-        size_t done = sink->buf->len - run->out_start;
-        if (len <= WEFT__TEMPLATE_MAX_OUTPUT - done) weft__buf_append(sink->buf, text, len);
-        if (len > WEFT__TEMPLATE_MAX_OUTPUT - done || sink->buf->failed)
-            weft__j_fail(run, WEFT_TOO_LONG, "the prompt grows beyond %lld bytes",
-                         (long long)weft__min(WEFT__TEMPLATE_MAX_OUTPUT, (int64_t)sink->buf->max));
+        size_t room = WEFT__TEMPLATE_MAX_OUTPUT - (sink->buf->len - run->out_start);
+        if (room > sink->buf->max - sink->buf->len) room = sink->buf->max - sink->buf->len;
+        if (len > room)
+            weft__j_fail(run, WEFT_TOO_LONG, "the prompt grows beyond %zu bytes",
+                         sink->buf->len - run->out_start + room);
+        else
+            weft__buf_append(sink->buf, text, len);
+        if (sink->buf->failed && run->status == WEFT_OK)
+            run->status = weft__fail_oom(run->err, len, "a prompt");
         return;
     }
     struct jgrow *grow = sink->grow;
@@ -119,7 +123,7 @@ void weft__j_write_float(struct jrun *run, struct jsink *sink, double value, boo
     do /* the fewest digits that read back as the same number */
         (void)snprintf(digits, sizeof digits, "%.*e", count++, fabs(value));
     while (count < 17 && strtod(digits, NULL) != fabs(value));
-    int exponent = atoi(strchr(digits, 'e') + 1);
+    int exponent = (int)strtol(strchr(digits, 'e') + 1, NULL, 10);     /* ours, hence well-formed */
     if (count > 1) memmove(digits + 1, digits + 2, (size_t)count - 1); /* the point */
     if (signbit(value)) *p++ = '-';
     if (exponent < -4 || exponent >= 16) {

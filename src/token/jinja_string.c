@@ -88,7 +88,7 @@ static struct jvalue str_casefold(struct jrun *run, struct jcall *call)
         utf8proc_ssize_t count = utf8proc_decompose_char((utf8proc_int32_t)weft__j_char(&p, end),
                                                          folded, 8, UTF8PROC_CASEFOLD, &unused);
         for (utf8proc_ssize_t i = 0; i < count; i++)
-            weft__j_write(run, &sink, text, weft__j_encode((uint32_t)folded[i], text));
+            weft__j_write(run, &sink, text, (size_t)weft__utf8_put(text, (uint32_t)folded[i]));
     }
     return weft__j_written(&sink);
 }

@@ -18,31 +18,15 @@ uint32_t weft__j_char(const char **p, const char *end)
     return c;
 }
 
-size_t weft__j_encode(uint32_t c, char out[4])
-{
-    return (size_t)utf8proc_encode_char((utf8proc_int32_t)c, (utf8proc_uint8_t *)out);
-}
-
-bool weft__j_is_utf8(const char *text, size_t len)
-{
-    utf8proc_int32_t c;
-    for (size_t pos = 0; pos < len;) {
-        utf8proc_ssize_t step = utf8proc_iterate((const utf8proc_uint8_t *)text + pos,
-                                                 (utf8proc_ssize_t)(len - pos), &c);
-        if (step <= 0) return false;
-        pos += (size_t)step;
-    }
-    return true;
-}
-
 void weft__j_clean(char *text)
 {
+    uint32_t code;
     for (size_t len = strlen(text), pos = 0; pos < len;) {
-        utf8proc_int32_t c;
-        utf8proc_ssize_t step = utf8proc_iterate((const utf8proc_uint8_t *)text + pos,
-                                                 (utf8proc_ssize_t)(len - pos), &c);
-        if (step <= 0) text[pos] = '?';
-        if (step == 1 && c < 0x20) text[pos] = ' ';
+        int step = weft__utf8_next(text + pos, len - pos, &code);
+        if (step <= 0)
+            text[pos] = '?';
+        else if (code < 0x20)
+            text[pos] = ' ';
         pos += step > 0 ? (size_t)step : 1;
     }
 }
