@@ -1,0 +1,495 @@
+/* weft bench diagnose: what recorded utilisation and power say, and what they can't say. */
+#include <ctype.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "bench.h"
+
+enum {
+    MAX_FILE = 512 << 20,
+    MAX_CELLS = 128, /* of a line */
+    MAX_GPUS = 1024,
+    MAX_SHOWN = 3, /* broken lines that are quoted */
+};
+
+/* Defaults for machines nobody calibrated, in shares of the power limit: on a 600 W card a kernel
+ * that only polls drew 0.20 to 0.25, memory-bound work 0.67, a matrix product 1. */
+static const double SPIN_BELOW = 0.35, WORK_FROM = 0.6, BUSY_FROM = 95, IDLE_BELOW = 5;
+
+/* name, word, meaning, what to measure next */
+#define VERDICTS(X)                                                                                \
+    X(IDLE, "idle", "almost no kernel was resident",                                               \
+      "whether requests arrive at all, and whether the process that feeds the GPU runs")           \
+    X(SPIN, "spin-like", "always busy at a power that a polling kernel draws",                     \
+      "progress: tokens a second, and the wait share of collectives of every rank; the rank that " \
+      "arrives last is the cause; memory utilisation near 0 % confirms that nothing is read")      \
+    X(LOW, "low power, cause unknown", "busy, but power carries neither working nor spinning",     \
+      "memory utilisation or DRAM activity, SM clock and throttle reasons, and steps a second: "   \
+      "small batches, launch gaps and waiting look the same here")                                 \
+    X(WORKING, "working", "power that only arithmetic or memory traffic draws",                    \
+      "nothing for power; throughput against the model's limits says how well it works")           \
+    X(NO_DATA, "no data", "utilisation or power is missing",                                       \
+      "record both: nvidia-smi --query-gpu=index,utilization.gpu,power.draw,power.limit "          \
+      "--format=csv -l 1")
+
+enum verdict {
+#define X(name, word, meaning, next) VERDICT_##name,
+    VERDICTS(X)
+#undef X
+        VERDICT_COUNT
+};
+
+static const struct {
+    const char *word, *meaning, *next;
+} verdicts[] = {
+#define X(name, word, meaning, next) {word, meaning, next},
+    VERDICTS(X)
+#undef X
+};
+
+enum column { GPU, UTIL, UTIL_SHARE, MEMORY, MEMORY_SHARE, POWER, LIMIT, COLUMNS };
+
+/* How the tools call what we read. The first name of a column that a header has wins. */
+static const struct {
+    enum column column;
+    const char *name;
+} names[] = {
+    {GPU, "index"},
+    {GPU, "uuid"},
+    {GPU, "gpu_uuid"},
+    {GPU, "pci.bus_id"},
+    {GPU, "gpu_bus_id"},
+    {GPU, "gpu"},
+    {GPU, "entity"},
+    {UTIL, "utilization.gpu"},
+    {UTIL, "sm"},
+    {UTIL, "gputl"},
+    {UTIL_SHARE, "gract"},
+    {UTIL_SHARE, "smact"},
+    {MEMORY, "utilization.memory"},
+    {MEMORY, "mem"},
+    {MEMORY, "mcutl"},
+    {MEMORY_SHARE, "drama"},
+    {POWER, "power.draw"},
+    {POWER, "power.draw.average"},
+    {POWER, "power.draw.instant"},
+    {POWER, "pwr"},
+    {POWER, "power"},
+    {LIMIT, "enforced.power.limit"},
+    {LIMIT, "power.limit"},
+    {LIMIT, "pmlmt"},
+};
+
+struct mean {
+    double sum, low, high;
+    int64_t count;
+};
+
+struct gpu {
+    char name[64];
+    struct mean util, memory, power, limit;
+    int64_t samples;
+    double share; /* of the limit; NAN without one */
+    enum verdict verdict;
+    const char *confidence;
+};
+
+struct diagnosis {
+    struct gpu *gpu;
+    int gpus;
+    int column[COLUMNS]; /* its cell; -1: not there */
+    bool header;         /* columns are known */
+    bool commas, entity; /* cells end at commas; the first one is two words, "GPU 0" */
+    int64_t lines, broken;
+    char quoted[MAX_SHOWN][120];
+};
+
+/* ---- lines ---- */
+
+struct cells {
+    const char *text[MAX_CELLS];
+    int len[MAX_CELLS];
+    int count;
+};
+
+static void add_cell(struct cells *cells, const char *begin, const char *end)
+{
+    while (begin < end && isspace((unsigned char)*begin)) begin++;
+    while (end > begin && isspace((unsigned char)end[-1])) end--;
+    if (end - begin > 1 && *begin == '"' && end[-1] == '"') begin++, end--;
+    if (cells->count == MAX_CELLS) return;
+    cells->text[cells->count] = begin;
+    cells->len[cells->count++] = (int)weft__min(end - begin, 256);
+}
+
+static void cut(const char *line, size_t len, bool commas, struct cells *out)
+{
+    const char *end = line + len, *at = line;
+    out->count = 0;
+    while (commas) {
+        const char *comma = memchr(at, ',', (size_t)(end - at));
+        add_cell(out, at, comma != NULL ? comma : end);
+        if (comma == NULL) return;
+        at = comma + 1;
+    }
+    while (at < end) {
+        while (at < end && isspace((unsigned char)*at)) at++;
+        const char *begin = at;
+        while (at < end && !isspace((unsigned char)*at)) at++;
+        if (at > begin) add_cell(out, begin, at);
+    }
+}
+
+/* "99 %", "121.5 W", "0.97". False for "[N/A]", "-" and words. */
+static bool number(const struct cells *cells, int cell, double *out)
+{
+    if (cell < 0 || cell >= cells->count || cells->len[cell] > 40) return false;
+    char text[48], *end;
+    memcpy(text, cells->text[cell], (size_t)cells->len[cell]);
+    text[cells->len[cell]] = '\0';
+    double value = strtod(text, &end);
+    if (end == text || !isfinite(value) || value < 0 || value > 1e6) return false;
+    while (*end == ' ') end++;
+    *out = value;
+    return *end == '\0' || strcmp(end, "%") == 0 || strcmp(end, "W") == 0;
+}
+
+static bool cell_is(const struct cells *cells, int cell, const char *name)
+{
+    int len = cells->len[cell];
+    const char *unit = memchr(cells->text[cell], '[', (size_t)len);
+    if (unit != NULL) len = (int)(unit - cells->text[cell]);
+    while (len > 0 && cells->text[cell][len - 1] == ' ') len--;
+    return (int)strlen(name) == len && strncasecmp(cells->text[cell], name, (size_t)len) == 0;
+}
+
+/* Is this the line that names the columns? The tools repeat it. */
+static bool take_header(struct diagnosis *d, const char *line, size_t len)
+{
+    struct cells cells;
+    bool hash = len > 0 && *line == '#';
+    if (hash) line++, len--;
+    bool commas = memchr(line, ',', len) != NULL;
+    cut(line, len, commas, &cells);
+    int column[COLUMNS], found = 0;
+    for (int c = 0; c < COLUMNS; c++) column[c] = -1;
+    for (size_t n = 0; n < WEFT__COUNT(names); n++)
+        for (int i = 0; i < cells.count; i++)
+            if (column[names[n].column] < 0 && cell_is(&cells, i, names[n].name)) {
+                column[names[n].column] = i;
+                found++;
+            }
+    /* "GPU" alone also begins dcgmi's samples. */
+    if (found == 0 || (column[UTIL] < 0 && column[UTIL_SHARE] < 0 && column[POWER] < 0))
+        return false;
+    memcpy(d->column, column, sizeof column);
+    d->header = true;
+    d->commas = commas;
+    d->entity = column[GPU] >= 0 && cell_is(&cells, column[GPU], "entity") && !commas;
+    return true;
+}
+
+/* Without a header the units tell: the first % is the GPU's, the second the memory's; the first W
+ * is drawn, the second the limit. The GPU is the first cell that is a bare integer or a UUID. */
+static bool guess_columns(struct diagnosis *d, const char *line, size_t len)
+{
+    struct cells cells;
+    double value;
+    int column[COLUMNS];
+    for (int c = 0; c < COLUMNS; c++) column[c] = -1;
+    cut(line, len, true, &cells);
+    for (int i = 0; i < cells.count; i++) {
+        if (cells.len[i] == 0) continue;
+        char last = cells.text[i][cells.len[i] - 1];
+        bool digits = true;
+        for (int k = 0; k < cells.len[i]; k++)
+            digits &= isdigit((unsigned char)cells.text[i][k]) != 0;
+        bool uuid = cells.len[i] > 4 && strncmp(cells.text[i], "GPU-", 4) == 0;
+        int to = -1;
+        if (digits || uuid)
+            to = column[GPU] < 0 ? GPU : -1;
+        else if (last == '%' && number(&cells, i, &value))
+            to = column[UTIL] < 0 ? UTIL : MEMORY;
+        else if (last == 'W' && number(&cells, i, &value))
+            to = column[POWER] < 0 ? POWER : LIMIT;
+        if (to >= 0 && column[to] < 0) column[to] = i;
+    }
+    if (column[UTIL] < 0 || column[POWER] < 0) return false;
+    memcpy(d->column, column, sizeof column);
+    d->header = d->commas = true;
+    return true;
+}
+
+static struct gpu *gpu_of(struct diagnosis *d, const struct cells *cells)
+{
+    char name[64] = "0"; /* without a column the file is of one GPU */
+    int cell = d->column[GPU];
+    if (cell >= 0) {
+        if (cell >= cells->count || cells->len[cell] == 0) return NULL;
+        size_t len = (size_t)weft__min(cells->len[cell], (int)sizeof name - 1);
+        memcpy(name, cells->text[cell], len);
+        name[len] = '\0';
+    }
+    for (int i = 0; i < d->gpus; i++)
+        if (strcmp(d->gpu[i].name, name) == 0) return &d->gpu[i];
+    if (d->gpus == MAX_GPUS) return NULL;
+    struct gpu *gpu = &d->gpu[d->gpus++];
+    memcpy(gpu->name, name, sizeof name);
+    return gpu;
+}
+
+static void add(struct mean *mean, double value)
+{
+    if (mean->count == 0 || value < mean->low) mean->low = value;
+    if (mean->count == 0 || value > mean->high) mean->high = value;
+    mean->sum += value;
+    mean->count++;
+}
+
+/* One sample; false: the line holds none. */
+static bool take_sample(struct diagnosis *d, const char *line, size_t len)
+{
+    struct cells cells;
+    double util = NAN, memory = NAN, power = NAN, limit = NAN;
+    cut(line, len, d->commas, &cells);
+    if (d->entity) { /* "GPU 0 99 121.3": the name's two words stand under one heading */
+        if (cells.count < 2 || strncmp(cells.text[0], "GPU", 3) != 0) return false;
+        cells.count--;
+        memmove(cells.text, cells.text + 1, (size_t)cells.count * sizeof *cells.text);
+        memmove(cells.len, cells.len + 1, (size_t)cells.count * sizeof *cells.len);
+    }
+    if (!number(&cells, d->column[UTIL], &util) && number(&cells, d->column[UTIL_SHARE], &util))
+        util *= 100;
+    if (!number(&cells, d->column[MEMORY], &memory) &&
+        number(&cells, d->column[MEMORY_SHARE], &memory))
+        memory *= 100;
+    (void)number(&cells, d->column[POWER], &power);
+    (void)number(&cells, d->column[LIMIT], &limit);
+    if ((isnan(util) && isnan(power)) || util > 100.5) return false;
+    struct gpu *gpu = gpu_of(d, &cells);
+    if (gpu == NULL) return false;
+    gpu->samples++;
+    if (!isnan(util)) add(&gpu->util, util);
+    if (!isnan(memory)) add(&gpu->memory, memory);
+    if (!isnan(power)) add(&gpu->power, power);
+    if (!isnan(limit) && limit > 0) add(&gpu->limit, limit);
+    return true;
+}
+
+static void take_line(struct diagnosis *d, const char *line, size_t len)
+{
+    while (len > 0 && isspace((unsigned char)line[len - 1])) len--;
+    while (len > 0 && isspace((unsigned char)*line)) line++, len--;
+    if (len == 0) return;
+    d->lines++;
+    if (take_header(d, line, len) || *line == '#') return;     /* the second # line holds units */
+    if ((len == 2 && strncasecmp(line, "id", 2) == 0)) return; /* dcgmi's second line */
+    if (!d->header) (void)guess_columns(d, line, len);
+    if (d->header && take_sample(d, line, len)) return;
+    if (d->broken < MAX_SHOWN)
+        (void)snprintf(d->quoted[d->broken], sizeof d->quoted[0], "line %lld: \"%.*s\"",
+                       (long long)d->lines, (int)weft__min((int64_t)len, 60), line);
+    d->broken++;
+}
+
+/* ---- verdicts ---- */
+
+static double mean_of(const struct mean *mean)
+{
+    return mean->count > 0 ? mean->sum / (double)mean->count : NAN;
+}
+
+static enum verdict verdict_of(double util, double share)
+{
+    if (isnan(util) || isnan(share)) return VERDICT_NO_DATA;
+    if (util < IDLE_BELOW) return share < SPIN_BELOW ? VERDICT_IDLE : VERDICT_LOW;
+    if (share >= WORK_FROM) return VERDICT_WORKING;
+    return util >= BUSY_FROM && share < SPIN_BELOW ? VERDICT_SPIN : VERDICT_LOW;
+}
+
+/* Of the verdict's words, not of a cause: many steady samples far from a threshold are high; few,
+ * or of several phases, or close to one, are low. That nothing polls memory is what makes a spin
+ * sure. */
+static const char *confidence_of(const struct gpu *gpu)
+{
+    double memory = mean_of(&gpu->memory);
+    double margin = fmin(fabs(gpu->share - SPIN_BELOW), fabs(gpu->share - WORK_FROM));
+    if (gpu->verdict == VERDICT_IDLE) margin = SPIN_BELOW - gpu->share;
+    if (gpu->verdict == VERDICT_NO_DATA || gpu->samples < 3 || margin < 0.03 ||
+        gpu->util.high - gpu->util.low > 50)
+        return "low";
+    if (gpu->verdict == VERDICT_SPIN && memory > 20) return "low";
+    if (gpu->samples < 10 || margin < 0.1 || (gpu->verdict == VERDICT_SPIN && !(memory <= 5)) ||
+        gpu->verdict == VERDICT_LOW)
+        return "medium";
+    return "high";
+}
+
+static void judge(struct diagnosis *d, double limit)
+{
+    for (int i = 0; i < d->gpus; i++) {
+        struct gpu *gpu = &d->gpu[i];
+        double watts = limit > 0 ? limit : mean_of(&gpu->limit);
+        if (limit > 0) gpu->limit = (struct mean){.sum = limit, .count = 1};
+        gpu->share = mean_of(&gpu->power) / watts;
+        gpu->verdict = verdict_of(mean_of(&gpu->util), gpu->share);
+        gpu->confidence = confidence_of(gpu);
+    }
+}
+
+/* ---- output ---- */
+
+static const char *cell(char out[32], double value, const char *format)
+{
+    if (isnan(value)) return "-";
+    (void)snprintf(out, 32, format, value);
+    return out;
+}
+
+static void print_gpu(const struct gpu *gpu)
+{
+    char util[32], memory[32], power[32], limit[32], share[32];
+    (void)printf(
+        "%-14.40s %8lld %8s %8s %9s %9s %7s  %s (%s confidence)\n", gpu->name,
+        (long long)gpu->samples, cell(util, mean_of(&gpu->util), "%.1f %%"),
+        cell(memory, mean_of(&gpu->memory), "%.1f %%"), cell(power, mean_of(&gpu->power), "%.1f W"),
+        cell(limit, mean_of(&gpu->limit), "%.0f W"), cell(share, 100 * gpu->share, "%.0f %%"),
+        verdicts[gpu->verdict].word, gpu->confidence);
+}
+
+static void print_text(const struct diagnosis *d)
+{
+    (void)printf("%-14s %8s %8s %8s %9s %9s %7s  %s\n", "GPU", "samples", "busy", "memory", "power",
+                 "limit", "of it", "verdict");
+    for (int i = 0; i < d->gpus; i++) print_gpu(&d->gpu[i]);
+    for (int v = 0; v < VERDICT_COUNT; v++) {
+        double util = 0, share = 0;
+        int count = 0;
+        for (int i = 0; i < d->gpus; i++) {
+            if (d->gpu[i].verdict != (enum verdict)v) continue;
+            util += mean_of(&d->gpu[i].util);
+            share += d->gpu[i].share;
+            count++;
+        }
+        if (count == 0) continue;
+        (void)printf("\n%d GPU%s %s", count, count == 1 ? "" : "s", verdicts[v].word);
+        if (v != VERDICT_NO_DATA)
+            (void)printf(": %.0f %% busy at %.0f %% of the power limit", util / count,
+                         100 * share / count);
+        (void)printf(": %s.\n  Measure next: %s.\n", verdicts[v].meaning, verdicts[v].next);
+    }
+    if (d->broken > 0)
+        (void)printf("\n%lld of %lld lines hold no sample", (long long)d->broken,
+                     (long long)d->lines);
+    for (int i = 0; i < MAX_SHOWN && i < d->broken; i++)
+        (void)printf("%s%s", i == 0 ? ": " : ", ", d->quoted[i]);
+    if (d->broken > 0) (void)putchar('\n');
+}
+
+static json_t *number_json(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static int print_json(const struct diagnosis *d)
+{
+    json_t *gpus = json_array();
+    for (int i = 0; i < d->gpus; i++) {
+        const struct gpu *gpu = &d->gpu[i];
+        (void)json_array_append_new(
+            gpus,
+            json_pack(
+                "{s:s%, s:I, s:o, s:o, s:o, s:o, s:o, s:s, s:s, s:s, s:s}", "gpu",
+                weft__utf8_valid(gpu->name, strlen(gpu->name)) ? gpu->name : "?",
+                weft__utf8_valid(gpu->name, strlen(gpu->name)) ? strlen(gpu->name) : 1, "samples",
+                (json_int_t)gpu->samples, "utilization_percent", number_json(mean_of(&gpu->util)),
+                "memory_percent", number_json(mean_of(&gpu->memory)), "power_w",
+                number_json(mean_of(&gpu->power)), "power_limit_w",
+                number_json(mean_of(&gpu->limit)), "share_of_limit", number_json(gpu->share),
+                "verdict", verdicts[gpu->verdict].word, "confidence", gpu->confidence, "meaning",
+                verdicts[gpu->verdict].meaning, "measure_next", verdicts[gpu->verdict].next));
+    }
+    json_t *root = json_pack("{s:o, s:I, s:I, s:{s:f, s:f, s:f, s:f}}", "gpus", gpus, "lines",
+                             (json_int_t)d->lines, "broken_lines", (json_int_t)d->broken,
+                             "thresholds", "spin_below", SPIN_BELOW, "working_from", WORK_FROM,
+                             "busy_from_percent", BUSY_FROM, "idle_below_percent", IDLE_BELOW);
+    if (root == NULL) return WEFT__EXIT_FAILED;
+    (void)json_dumpf(root, stdout, JSON_INDENT(2));
+    (void)putchar('\n');
+    json_decref(root);
+    return WEFT__EXIT_OK;
+}
+
+/* ---- the command ---- */
+
+static weft_status read_samples(struct diagnosis *d, const char *path, double limit,
+                                weft_error *err)
+{
+    char *text;
+    size_t len;
+    WEFT__TRY(weft__read_file(path, MAX_FILE, &text, &len, err));
+    for (const char *at = text, *end = text + len; at < end;) {
+        const char *newline = memchr(at, '\n', (size_t)(end - at));
+        const char *stop = newline != NULL ? newline : end;
+        take_line(d, at, (size_t)(stop - at));
+        at = stop + 1;
+    }
+    free(text);
+    if (d->gpus == 0)
+        return weft__fail(err, WEFT_FORMAT,
+                          "%.200s: no sample in %lld lines; record with nvidia-smi "
+                          "--query-gpu=index,utilization.gpu,power.draw,power.limit --format=csv "
+                          "-l 1, nvidia-smi dmon, or dcgmi dmon -e 203,155",
+                          path, (long long)d->lines);
+    bool limits = limit > 0;
+    for (int i = 0; i < d->gpus; i++) limits |= d->gpu[i].limit.count > 0;
+    if (!limits)
+        return weft__fail(err, WEFT_INVALID,
+                          "%.200s has no power.limit column: give --power-limit W", path);
+    return WEFT_OK;
+}
+
+int weft__bench_diagnose(int argc, char **argv)
+{
+    bool json = false;
+    double limit = 0;
+    int status;
+    weft_error err;
+    const struct weft__option options[] = {
+        {WEFT__OPTION_DOUBLE, "power-limit", &limit, 1, 1e5, "W",
+         "of each GPU (the file's power.limit column)"},
+        {WEFT__OPTION_FLAG, "json", &json, 0, 0, NULL, "for machines"},
+        {0},
+    };
+    struct weft__command_line line = {
+        .command = "bench diagnose",
+        .synopsis = "FILE",
+        .about = "What a recording by nvidia-smi or dcgmi says of each GPU: working, low power,\n"
+                 "spin-like or idle. Power and utilisation alone never prove a cause.",
+        .options = options,
+        .arguments_min = 1,
+        .arguments_max = 1,
+    };
+    if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
+    struct diagnosis d = {.gpu = calloc(MAX_GPUS, sizeof *d.gpu)};
+    if (d.gpu == NULL) {
+        (void)weft__fail_oom(&err, MAX_GPUS * sizeof *d.gpu, "the GPUs of a recording");
+        return weft__report(line.command, &err);
+    }
+    if (read_samples(&d, line.argument[0], limit, &err) != WEFT_OK) {
+        status = weft__report(line.command, &err);
+    } else {
+        judge(&d, limit);
+        status = WEFT__EXIT_OK;
+        if (json)
+            status = print_json(&d);
+        else
+            print_text(&d);
+    }
+    free(d.gpu);
+    return status;
+}
