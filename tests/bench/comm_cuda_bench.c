@@ -302,6 +302,26 @@ static void parts(struct bench *bench)
     }
 }
 
+/* Short messages through host memory: which form, over how many blocks a row. */
+static void host_forms(struct bench *bench)
+{
+    static const int64_t rows[] = {1, 4, 16};
+    printf("p host rows wire: us at cluster 1 2 4 8\n");
+    for (size_t i = 0; i < WEFT__COUNT(rows); i++)
+        for (int wire = WEFT__CUDA_PACKED; wire <= WEFT__CUDA_PLAIN; wire++) {
+            printf("%d host %2lld %s:", bench->p, (long long)rows[i],
+                   wire == WEFT__CUDA_PACKED ? "packed" : "plain ");
+            for (int cluster = 1; cluster <= 8; cluster *= 2) {
+                struct setup setup = {.rows = rows[i],
+                                      .tuning = {.path = WEFT_PATH_HOST,
+                                                 .wire = (enum weft__cuda_wire)wire,
+                                                 .cluster = cluster}};
+                printf(" %7.2f", (double)time_of(bench, &setup));
+            }
+            printf("\n");
+        }
+}
+
 static void table(struct bench *bench)
 {
     static const int64_t rows[] = {1, 4, 16, 64, 256, 1024};
@@ -345,6 +365,7 @@ int main(int argc, char **argv)
             return 1;
         }
         measure(&bench);
+        if (measure == parts) host_forms(&bench);
         bench_close(&bench);
     }
     return 0;

@@ -9,6 +9,7 @@ enum {
     WEFT__CUDA_ROWS_MAX = 2048,           /* of one launch */
     WEFT__CUDA_PACKED_BYTES = 512 * 1024, /* of a half slot: 256 KiB of data */
     WEFT__CUDA_BLOCKS_MAX = 2048,         /* of one launch; each has a flag */
+    WEFT__CUDA_STATIC_SHARED = 8 * 1024,  /* bytes, at least what a kernel declares itself */
 };
 
 /* What a rank owns until the session ends, since peers use its memory. */

@@ -139,13 +139,11 @@ static struct shape shape_of(weft_dtype dtype, int64_t hidden, bool packed, int 
 
 /* Blocks that share a row, by rows at work on the device: few rows are spread for latency. Found
  * by the sweep of bench_comm_cuda on an H200. */
-static int cluster_for(const struct weft__comm_kernels *k, int64_t tokens, int64_t hidden, bool far)
+static int cluster_for(const struct weft__comm_kernels *k, int64_t tokens, bool far)
 {
     int64_t rows = tokens * k->rank->sharers;
-    int64_t groups = weft__ceil_div(hidden, WEFT__CUDA_GROUP);
     int cluster = rows <= 8 ? WEFT__CUDA_CLUSTER_MAX : rows <= 16 ? 4 : rows <= 32 ? 2 : 1;
     if (!weft__cuda_has_clusters(&k->rank->device) || far) return 1;
-    while (cluster > groups) cluster /= 2;
     return cluster;
 }
 
@@ -157,11 +155,12 @@ static bool choose_shape(struct weft__comm_kernels *k, weft_dtype dtype, int64_t
 {
     enum { FAR_BLOCKS = 16 }; /* over a slow link, a block's fence costs more than its work */
     const struct weft__cuda_tuning *tuning = &k->tuning;
-    int cluster = cluster_for(k, tokens, hidden, far && !packed);
+    int cluster = cluster_for(k, tokens, far && !packed);
     if (tuning->cluster > 0) cluster = tuning->cluster;
+    while (cluster > weft__ceil_div(hidden, WEFT__CUDA_GROUP)) cluster /= 2; /* each has a group */
     for (; cluster >= 1; cluster /= 2) {
         struct shape shape = shape_of(dtype, hidden, packed, cluster);
-        int spare = k->rank->device.shared_max - (int)sizeof(float) * 1024;
+        int spare = k->rank->device.shared_max - WEFT__CUDA_STATIC_SHARED;
         int fit = shape.shared_bytes <= spare ? fit_of(k, &shape) : 0;
         bool last = cluster == 1 || tuning->cluster > 0;
         if (fit < 1 || (!last && fit / 2 < tokens)) continue;

@@ -378,7 +378,7 @@ static weft_status find_kernels(struct weft__comm_kernels *k, weft_error *err)
         WEFT__TRY(weft__cuda_kernel(device, names[i], &k->reduce[i], err));
         WEFT__CUDA_TRY(&device->driver,
                        function_set(k->reduce[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                    device->shared_max - 4096),
+                                    device->shared_max - WEFT__CUDA_STATIC_SHARED),
                        "allowing shared memory", err);
     }
     return weft__cuda_kernel(device, "weft__move", &k->move, err);
@@ -454,7 +454,6 @@ const struct weft__dev_comm weft__cuda_comm = {
     .move = weft__cuda_move,
     .stream = stream_of,
     .sync = weft__cuda_sync,
-    .two_shot_ranks = 2,
     .two_shot_ranks = 3, /* with two, both ways move as much */
     .two_shot_bytes = 512 * 1024,
 };
