@@ -11,7 +11,6 @@
 #include "internal.h"
 
 enum { UNSEEN = 0xff }; /* dims of a tensor that the index promises and no shard has shown yet */
-enum { MAX_INDEX_DEPTH = 16, MAX_INDEX_VALUES = 100000 }; /* of what is not weight_map */
 
 struct file {
     char *path;
@@ -110,14 +109,13 @@ static weft_status read_weight_map(struct weft__scan *scan, struct weft__checkpo
                                    struct weft__names *shards)
 {
     uint32_t cap = 0;
-    weft_status status = weft__scan_expect(scan, '{');
-    for (bool first = true; status == WEFT_OK; first = false) {
-        bool more, added;
+    weft_status status = weft__scan_enter(scan, WEFT__JSON_OBJECT);
+    while (status == WEFT_OK) {
+        bool added;
         char *tensor, *shard;
-        status = weft__scan_more(scan, '}', first, &more);
-        if (status != WEFT_OK || !more) break;
-        status = weft__scan_key(scan, &tensor);
-        if (status == WEFT_OK) status = weft__scan_string(scan, &shard);
+        status = weft__scan_member(scan, &tensor);
+        if (status != WEFT_OK || tensor == NULL) break;
+        status = weft__scan_string(scan, &shard);
         if (status == WEFT_OK) status = check_shard_name(scan, tensor, shard);
         if (status == WEFT_OK) status = weft__names_add(&c->names, tensor, &added, scan->err);
         if (status != WEFT_OK) break;
@@ -145,27 +143,24 @@ static weft_status read_index(struct weft__scan *scan, struct weft__checkpoint *
                               struct weft__names *shards)
 {
     struct weft__names keys = {0};
-    bool found = false;
-    weft_status status = weft__scan_expect(scan, '{');
-    for (bool first = true; status == WEFT_OK; first = false) {
-        bool more, added;
-        char *key;
-        status = weft__scan_more(scan, '}', first, &more);
-        if (status != WEFT_OK || !more) break;
-        status = weft__scan_key(scan, &key);
-        if (status == WEFT_OK) status = weft__names_add(&keys, key, &added, scan->err);
+    bool found = false, added;
+    char *key;
+    weft_status status = weft__scan_enter(scan, WEFT__JSON_OBJECT);
+    while (status == WEFT_OK) {
+        status = weft__scan_member(scan, &key);
+        if (status != WEFT_OK || key == NULL) break;
+        status = weft__names_add(&keys, key, &added, scan->err);
         if (status == WEFT_OK && !added) status = weft__scan_fail(scan, "a duplicate key");
         if (status != WEFT_OK) break;
         if (strcmp(key, "weight_map") == 0) {
             found = true;
             status = read_weight_map(scan, c, shards);
         } else {
-            status = weft__scan_skip(scan, MAX_INDEX_DEPTH);
+            status = weft__scan_skip(scan);
         }
     }
     weft__names_free(&keys);
-    if (status == WEFT_OK && (weft__scan_peek(scan) != '\0' || scan->at != scan->len))
-        status = weft__scan_fail(scan, "something after the object");
+    if (status == WEFT_OK) status = weft__scan_end(scan);
     if (status == WEFT_OK && !found)
         status = weft__fail(scan->err, WEFT_FORMAT, "%s: has no weight_map", scan->file);
     return status;
@@ -236,13 +231,10 @@ static weft_status open_directory(struct weft__checkpoint *c, weft_error *err)
         return status;
     }
     if (status != WEFT_OK) return status;
-    struct weft__scan scan = {.file = index,
-                              .text = c->text,
-                              .len = len,
-                              .line = 1,
-                              .values_max = MAX_INDEX_VALUES,
-                              .err = err};
+    struct weft__scan scan;
+    weft__scan_init(&scan, index, c->text, len, err);
     status = read_index(&scan, c, &shards);
+    weft__scan_free(&scan);
     if (status == WEFT_OK) status = open_shards(c, &shards, err);
     weft__names_free(&shards);
     return status;

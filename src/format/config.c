@@ -14,17 +14,13 @@ static weft_status check_text(const char *path, const char *text, size_t len, we
     char *copy = malloc(len + 1); /* the scanner decodes strings in place */
     if (copy == NULL) return weft__fail_oom(err, len + 1, path);
     memcpy(copy, text, len);
-    struct weft__scan scan = {.file = path,
-                              .text = copy,
-                              .len = len,
-                              .line = 1,
-                              .values_max = WEFT__MAX_CONFIG_VALUES,
-                              .err = err};
-    weft_status status = weft__scan_peek(&scan) == '{'
-                             ? weft__scan_skip(&scan, WEFT__MAX_CONFIG_DEPTH)
-                             : weft__scan_fail(&scan, "expected an object: {");
-    if (status == WEFT_OK && (weft__scan_peek(&scan) != '\0' || scan.at != len))
-        status = weft__scan_fail(&scan, "something after the object");
+    struct weft__scan scan;
+    weft__scan_init(&scan, path, copy, len, err);
+    weft_status status = weft__json_kind(&scan.json) == WEFT__JSON_OBJECT
+                             ? weft__scan_skip(&scan)
+                             : weft__scan_fail(&scan, "expected an object");
+    if (status == WEFT_OK) status = weft__scan_end(&scan);
+    weft__scan_free(&scan);
     free(copy);
     return status;
 }

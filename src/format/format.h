@@ -150,11 +150,8 @@ struct weft__node {
     char where[64]; /* "rope_parameters."; "" at the root */
 };
 
-enum {
-    WEFT__MAX_CONFIG = 16 << 20,
-    WEFT__MAX_CONFIG_DEPTH = 64,
-    WEFT__MAX_CONFIG_VALUES = 2000000
-};
+/* Nesting is bounded by WEFT__JSON_MAX_DEPTH. */
+enum { WEFT__MAX_CONFIG = 16 << 20, WEFT__MAX_CONFIG_VALUES = 2000000 };
 
 /* Reads a file that holds one JSON object. Close with weft__config_close; a zeroed node may be
  * closed. */

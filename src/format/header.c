@@ -67,29 +67,33 @@ static weft_status read_shape(struct weft__scan *scan, struct weft__header *head
                               const char *name, struct weft__entry *entry)
 {
     bool more;
-    weft_status status = weft__scan_expect(scan, '[');
-    if (status == WEFT_OK) status = weft__scan_more(scan, ']', true, &more);
+    weft_status status = weft__scan_enter(scan, WEFT__JSON_ARRAY);
     entry->shape = header->shape_count;
-    while (status == WEFT_OK && more) {
-        uint64_t size;
-        status = weft__scan_u64(scan, &size);
-        if (status != WEFT_OK) break;
-        if (entry->dims == WEFT__MAX_DIMS || size > INT64_MAX)
-            return tensor_fail(scan, name, "more than 8 dimensions, or one beyond 2^63 - 1");
+    while (status == WEFT_OK) {
+        int64_t size;
+        status = weft__scan_item(scan, &more);
+        if (status != WEFT_OK || !more) break;
+        if (entry->dims == WEFT__MAX_DIMS) return tensor_fail(scan, name, "more than 8 dimensions");
         entry->dims++;
-        status = shape_push(header, (int64_t)size, scan->err);
-        if (status == WEFT_OK) status = weft__scan_more(scan, ']', false, &more);
+        status = weft__scan_size(scan, &size);
+        if (status == WEFT_OK) status = shape_push(header, size, scan->err);
     }
     return status;
 }
 
-static weft_status read_offsets(struct weft__scan *scan, uint64_t *begin, uint64_t *end)
+static weft_status read_offsets(struct weft__scan *scan, const char *name, int64_t offset[2])
 {
-    weft_status status = weft__scan_expect(scan, '[');
-    if (status == WEFT_OK) status = weft__scan_u64(scan, begin);
-    if (status == WEFT_OK) status = weft__scan_expect(scan, ',');
-    if (status == WEFT_OK) status = weft__scan_u64(scan, end);
-    if (status == WEFT_OK) status = weft__scan_expect(scan, ']');
+    bool more;
+    int count = 0;
+    weft_status status = weft__scan_enter(scan, WEFT__JSON_ARRAY);
+    while (status == WEFT_OK) {
+        status = weft__scan_item(scan, &more);
+        if (status != WEFT_OK || !more) break;
+        if (count == 2) return tensor_fail(scan, name, "data_offsets has more than two numbers");
+        status = weft__scan_size(scan, &offset[count++]);
+    }
+    if (status == WEFT_OK && count != 2)
+        return tensor_fail(scan, name, "data_offsets has fewer than two numbers");
     return status;
 }
 
@@ -125,15 +129,13 @@ static weft_status read_tensor(struct weft__scan *scan, struct weft__header *hea
                                const char *name, struct weft__entry *entry)
 {
     static const char *const members[] = {"dtype", "shape", "data_offsets"};
-    bool seen[3] = {false}, more;
-    uint64_t end = 0;
+    bool seen[3] = {false};
+    int64_t offset[2] = {0, 0};
     char *key, *dtype;
-    weft_status status = weft__scan_expect(scan, '{');
-    for (bool first = true; status == WEFT_OK; first = false) {
-        status = weft__scan_more(scan, '}', first, &more);
-        if (status != WEFT_OK || !more) break;
-        status = weft__scan_key(scan, &key);
-        if (status != WEFT_OK) break;
+    weft_status status = weft__scan_enter(scan, WEFT__JSON_OBJECT);
+    while (status == WEFT_OK) {
+        status = weft__scan_member(scan, &key);
+        if (status != WEFT_OK || key == NULL) break;
         size_t i = 0;
         while (i < WEFT__COUNT(members) && strcmp(key, members[i]) != 0) i++;
         if (i == WEFT__COUNT(members))
@@ -144,15 +146,16 @@ static weft_status read_tensor(struct weft__scan *scan, struct weft__header *hea
             status = weft__scan_string(scan, &dtype);
             if (status == WEFT_OK) entry->dtype = dtype_of(dtype);
         } else {
-            status = i == 1 ? read_shape(scan, header, name, entry)
-                            : read_offsets(scan, &entry->begin, &end);
+            status =
+                i == 1 ? read_shape(scan, header, name, entry) : read_offsets(scan, name, offset);
         }
     }
     if (status != WEFT_OK) return status;
     if (!seen[0] || !seen[1] || !seen[2])
         return tensor_fail(scan, name, "lacks dtype, shape or data_offsets");
-    entry->bytes = end - entry->begin;
-    return check_extent(scan, header, name, entry, end);
+    entry->begin = (uint64_t)offset[0];
+    entry->bytes = (uint64_t)(offset[1] - offset[0]);
+    return check_extent(scan, header, name, entry, (uint64_t)offset[1]);
 }
 
 /* Strings only; their content is nobody's business here. */
@@ -160,13 +163,12 @@ static weft_status read_metadata(struct weft__scan *scan)
 {
     struct weft__names keys = {0};
     char *key, *value;
-    weft_status status = weft__scan_expect(scan, '{');
-    for (bool first = true; status == WEFT_OK; first = false) {
-        bool more, added;
-        status = weft__scan_more(scan, '}', first, &more);
-        if (status != WEFT_OK || !more) break;
-        status = weft__scan_key(scan, &key);
-        if (status == WEFT_OK) status = weft__names_add(&keys, key, &added, scan->err);
+    bool added;
+    weft_status status = weft__scan_enter(scan, WEFT__JSON_OBJECT);
+    while (status == WEFT_OK) {
+        status = weft__scan_member(scan, &key);
+        if (status != WEFT_OK || key == NULL) break;
+        status = weft__names_add(&keys, key, &added, scan->err);
         if (status == WEFT_OK && !added) status = tensor_fail(scan, key, "duplicate in metadata");
         if (status == WEFT_OK) status = weft__scan_string(scan, &value);
     }
@@ -195,20 +197,21 @@ static weft_status add_tensor(struct weft__scan *scan, struct weft__header *head
     }
     struct weft__entry *entry = &header->entry[header->names.count - 1];
     *entry = (struct weft__entry){0};
-    return read_tensor(scan, header, name, entry);
+    scan->tensor = name;
+    status = read_tensor(scan, header, name, entry);
+    scan->tensor = NULL;
+    return status;
 }
 
 static weft_status read_tensors(struct weft__scan *scan, struct weft__header *header)
 {
-    bool metadata = false, more;
+    bool metadata = false;
     char *key;
     if (scan->text[0] != '{') return weft__scan_fail(scan, "does not begin with {");
-    weft_status status = weft__scan_expect(scan, '{');
-    for (bool first = true; status == WEFT_OK; first = false) {
-        status = weft__scan_more(scan, '}', first, &more);
-        if (status != WEFT_OK || !more) break;
-        status = weft__scan_key(scan, &key);
-        if (status != WEFT_OK) break;
+    weft_status status = weft__scan_enter(scan, WEFT__JSON_OBJECT);
+    while (status == WEFT_OK) {
+        status = weft__scan_member(scan, &key);
+        if (status != WEFT_OK || key == NULL) break;
         if (strcmp(key, "__metadata__") != 0) {
             status = add_tensor(scan, header, key);
         } else {
@@ -216,8 +219,8 @@ static weft_status read_tensors(struct weft__scan *scan, struct weft__header *he
             metadata = true;
         }
     }
-    while (status == WEFT_OK && scan->at < scan->len)
-        if (scan->text[scan->at++] != ' ')
+    for (const char *p = scan->json.at; status == WEFT_OK && p < scan->json.end; p++)
+        if (*p != ' ')
             status = weft__scan_fail(scan, "something other than spaces after the object");
     return status;
 }
@@ -304,9 +307,10 @@ weft_status weft__header_read(const char *path, int fd, uint64_t size, struct we
     if (status != WEFT_OK) return status;
     out->data_start = sizeof prefix + len;
     out->data_bytes = size - out->data_start;
-    struct weft__scan scan = {
-        .file = path, .text = out->text, .len = (size_t)len, .line = 1, .err = err};
+    struct weft__scan scan;
+    weft__scan_init(&scan, path, out->text, (size_t)len, err);
     status = read_tensors(&scan, out);
+    weft__scan_free(&scan);
     return status == WEFT_OK ? check_tiling(path, out, err) : status;
 }
 

@@ -1,5 +1,5 @@
-/* internal.h: what the files of format share: a strict JSON scanner that allocates nothing, sets of
- * names, and the parsed header of one safetensors file. */
+/* internal.h: what the files of format share: sets of names, a JSON scanner, the parsed header of
+ * one safetensors file, and the parts of quantising. */
 #ifndef WEFT_SRC_FORMAT_INTERNAL_H
 #define WEFT_SRC_FORMAT_INTERNAL_H
 
@@ -32,34 +32,33 @@ weft_status weft__names_add(struct weft__names *names, const char *name, bool *a
                             weft_error *err) WEFT_CHECKED;
 void weft__names_free(struct weft__names *names);
 
-/* ---- scanner: strict RFC 8259 over a buffer that it may overwrite ---- */
+/* ---- scanner: base's pull reader over a buffer that it may overwrite ---- */
 
 struct weft__scan {
-    const char *file; /* for messages */
-    char *text;       /* strings are decoded in place and NUL-terminated there */
-    size_t len, at;
-    int64_t line;
-    int64_t values, values_max; /* of weft__scan_skip */
+    struct weft__json json;
+    const char *file;   /* for messages */
+    const char *tensor; /* the one being read, for messages; or NULL */
+    char *text;         /* the buffer; strings become C strings in it */
+    struct weft__buf scratch;
+    int64_t values; /* passed over by weft__scan_skip so far */
     weft_error *err;
 };
+
+void weft__scan_init(struct weft__scan *scan, const char *file, char *text, size_t len,
+                     weft_error *err);
+void weft__scan_free(struct weft__scan *scan);
 
 /* Fails with FORMAT, the file and the line. */
 weft_status weft__scan_fail(struct weft__scan *scan, const char *what) WEFT_CHECKED;
 
-/* The next character that is not white space, not consumed; '\0' at the end. */
-char weft__scan_peek(struct weft__scan *scan);
-weft_status weft__scan_expect(struct weft__scan *scan, char c) WEFT_CHECKED;
-
-/* Steps to the next element of a list or object whose opening bracket is consumed. *more is false
- * once `close` is consumed. */
-weft_status weft__scan_more(struct weft__scan *scan, char close, bool first,
-                            bool *more) WEFT_CHECKED;
+weft_status weft__scan_enter(struct weft__scan *scan, enum weft__json_kind kind) WEFT_CHECKED;
+weft_status weft__scan_item(struct weft__scan *scan, bool *more) WEFT_CHECKED;
+weft_status weft__scan_member(struct weft__scan *scan, char **key) WEFT_CHECKED; /* NULL: ended */
 weft_status weft__scan_string(struct weft__scan *scan, char **out) WEFT_CHECKED;
-weft_status weft__scan_key(struct weft__scan *scan, char **out) WEFT_CHECKED; /* and its colon */
-weft_status weft__scan_u64(struct weft__scan *scan, uint64_t *out) WEFT_CHECKED;
-
-/* Checks and passes over any value at most `depth` deep, without duplicate keys. */
-weft_status weft__scan_skip(struct weft__scan *scan, int depth) WEFT_CHECKED;
+weft_status weft__scan_size(struct weft__scan *scan, int64_t *out) WEFT_CHECKED; /* 0 or more */
+/* Checks and passes over any value, without duplicate keys. */
+weft_status weft__scan_skip(struct weft__scan *scan) WEFT_CHECKED;
+weft_status weft__scan_end(struct weft__scan *scan) WEFT_CHECKED;
 
 /* ---- header of one safetensors file ---- */
 
