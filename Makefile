@@ -15,9 +15,9 @@ help: ## this list
 deps: ## install the Debian packages that building and testing need
 	@tools/install-packages.sh
 
-demo: deps ## install, build, and ask the embedded model a question
+demo: deps ## install, build, serve the embedded model, ask it a question over HTTP
 	@$(MAKE) --no-print-directory all
-	$(BUILD)/weft run models/atlas "What is the capital of France?"
+	@tools/demo.sh $(BUILD)/weft models/atlas
 
 test: deps ## every test, sanitizer runs and 10 s a fuzz target included
 	@$(MAKE) --no-print-directory all
