@@ -70,7 +70,7 @@ static void grammar_and_limits(void **state)
                                            {"{'a':1}", "expected a string"}};
     for (size_t i = 0; i < WEFT__COUNT(cases); i++)
         refuse(cases[i][0], strlen(cases[i][0]), WEFT_FORMAT, cases[i][1]);
-    refuse("{}\0", 3, WEFT_FORMAT, "after the object");
+    refuse("{}\0", 3, WEFT_FORMAT, "more text after");
 
     /* Nesting: 64 levels pass, more do not, however many. */
     static char deep[1 << 20];
