@@ -83,12 +83,12 @@ static void grammar_and_limits(void **state)
             struct weft__node root = parse(deep);
             weft__config_close(&root);
         } else {
-            refuse(deep, strlen(deep), WEFT_FORMAT, "nested too deeply");
+            refuse(deep, strlen(deep), WEFT_FORMAT, "nested deeper");
         }
     }
     memset(deep, '[', sizeof deep);
     memcpy(deep, "{\"a\":", 5);
-    refuse(deep, sizeof deep, WEFT_FORMAT, "nested too deeply");
+    refuse(deep, sizeof deep, WEFT_FORMAT, "nested deeper");
 
     /* Size and number of values. */
     size_t size = WEFT__MAX_CONFIG + 1;
