@@ -3,6 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "base/numerics.h"
 #include "cpu.h"
@@ -38,11 +41,19 @@ static void dev_free(struct weft__dev *dev, void *memory)
     free(block);
 }
 
+#if defined(__x86_64__)
+/* clang 14's __builtin_cpu_supports does not know this one. */
+static bool has_f16c(void)
+{
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
+
 static const struct weft__kernels *pick_kernels(bool portable)
 {
 #if defined(__x86_64__)
-    if (!portable && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
+    if (!portable && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
         return &weft__kernels_avx2;
 #else
     (void)portable;
