@@ -1,5 +1,5 @@
 /* cuda_args.h: arguments of the collective kernels (kernels/reduce.cu, kernels/move.cu). Compiled
- * as C and as CUDA C; pointers are device addresses. docs/PROTOCOL.md explains the protocol.
+ * as C and as CUDA C; pointers are device addresses. docs/CUDA.md explains it.
  *
  * A slot is the memory in which one rank's contribution to one operation appears. It has two
  * halves, for odd and even epochs, each of these parts: arrival  one 8-byte word {epoch,

@@ -1,0 +1,23 @@
+#!/bin/sh
+# weft comm-bench: every operation runs and gives right results, JSON is JSON, wrong usage is said.
+# Usage: comm_bench_test.sh WEFT SOURCE
+set -eu
+weft=$1
+
+for operation in allreduce reduce-scatter all-gather broadcast; do
+    "$weft" comm-bench --operation "$operation" --ranks 3 --rows-max 4 --iterations 3 --json |
+        python3 -c '
+import json, sys
+lines = json.load(sys.stdin)
+assert [line["bytes"] for line in lines] == [16384, 65536], lines
+for line in lines:
+    assert line["operation"] == sys.argv[1] and line["ranks"] == 3, line
+    assert line["wrong"] == 0 and line["us"] > 0 and line["bus_gb_s"] > 0, line
+' "$operation"
+done
+[ "$("$weft" comm-bench --rows-max 1 --iterations 1 | wc -l)" = 2 ]
+
+status=0
+"$weft" comm-bench --operation nothing 2>/dev/null || status=$?
+[ $status = 2 ]
+echo "comm-bench: ok"
