@@ -86,13 +86,14 @@ static bool read_message(json_t *message, size_t index, struct weft__refusal *re
                             "messages[%zu].role must be one of system, developer, user, "
                             "assistant, tool, function",
                             index);
+    bool optional = strcmp(role, "assistant") == 0; /* its content, beside tool calls */
     /* Templates know no developer; it is the system's newer name. */
     if (strcmp(role, "developer") == 0 &&
         json_object_set_new(message, "role", json_string("system")) != 0)
         return weft__refuse(refusal, 500, "out_of_memory", "messages", "no memory for a message");
     const json_t *content = weft__field(message, "content");
     if (content == NULL) {
-        if (strcmp(role, "assistant") != 0)
+        if (!optional)
             return weft__refuse(refusal, 400, "invalid_value", "messages",
                                 "messages[%zu].content is missing", index);
         return true;
