@@ -117,8 +117,8 @@ static void quantising(void **state)
 {
     (void)state;
     enum weft__linear_kind kinds[] = {WEFT__LINEAR_NVFP4, WEFT__LINEAR_FP8_BLOCK};
-    alloc_fail_sweep("quantising to NVFP4", quantize, &kinds[0], 200);
-    alloc_fail_sweep("quantising to FP8", quantize, &kinds[1], 200);
+    alloc_fail_sweep("quantising to NVFP4", quantize, &kinds[0], 60);
+    alloc_fail_sweep("quantising to FP8", quantize, &kinds[1], 60);
 }
 
 int main(void)
