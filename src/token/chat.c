@@ -13,10 +13,12 @@
 
 enum { MAX_CONFIG_FILE = 64 << 20 };
 
-/* What a template expects of tool calls; see probe(). */
+/* What a template expects of a conversation; all false suits most. See probe(). */
 struct habits {
-    bool text_arguments; /* arguments stay JSON text */
+    bool text_arguments; /* arguments of calls stay JSON text */
     bool null_content;   /* a missing content stays null */
+    bool part_lists;     /* content may be a list of parts */
+    bool only_parts;     /* and must be one */
 };
 
 struct weft__chat {
@@ -311,21 +313,68 @@ static int prepare_call(json_t *calls, size_t i)
     return failed | json_array_set_new(calls, i, new_call);
 }
 
-/* A copy where it differs, the message itself where not; NULL: out of memory. A call's content may
- * be left out as well as null. */
+/* The texts of a content that is a list of text parts, joined; NULL: it is no such list, or out of
+ * memory. */
+static json_t *joined_parts(json_t *content, int *failed)
+{
+    struct weft__buf text;
+    json_t *part, *out = NULL;
+    size_t i, texts = 0;
+    weft__buf_init(&text, SIZE_MAX / 2);
+    json_array_foreach(content, i, part)
+    {
+        json_t *piece = json_object_get(part, "text");
+        const char *type = json_string_value(json_object_get(part, "type"));
+        if (type == NULL || strcmp(type, "text") != 0 || !json_is_string(piece)) break;
+        weft__buf_append(&text, json_string_value(piece), json_string_length(piece));
+        texts++;
+    }
+    if (texts > 0 && texts == json_array_size(content) && !text.failed)
+        out = json_stringn(text.data, text.len);
+    *failed |= text.failed || (out == NULL && texts > 0 && texts == json_array_size(content));
+    weft__buf_free(&text);
+    return out;
+}
+
+/* [{"type": "text", "text": content}] */
+static json_t *text_part(json_t *content, int *failed)
+{
+    json_t *part = json_object(), *out = json_array();
+    *failed |= json_object_set_new(part, "type", json_string("text"));
+    *failed |= json_object_set(part, "text", content);
+    *failed |= json_array_append_new(out, part);
+    return out;
+}
+
+/* The content a message gets in place of its own; NULL: none, or out of memory. A call's content
+ * may be left out as well as null. */
+static json_t *prepare_content(json_t *message, struct habits habits, int *failed)
+{
+    json_t *content = json_object_get(message, "content"), *out = NULL;
+    bool called = json_array_size(json_object_get(message, "tool_calls")) > 0;
+    bool missing = json_is_null(content) || (called && content == NULL);
+    if (missing && habits.null_content && content == NULL)
+        out = json_null();
+    else if (missing && !habits.null_content && (out = json_string("")) == NULL)
+        *failed = 1;
+    else if (json_is_array(content) && !habits.part_lists)
+        out = joined_parts(content, failed);
+    else if (json_is_string(content) && habits.only_parts)
+        out = text_part(content, failed);
+    return out;
+}
+
+/* A copy where it differs, the message itself where not; NULL: out of memory. */
 static json_t *prepare_message(json_t *message, struct habits habits)
 {
     json_t *calls = json_object_get(message, "tool_calls");
-    json_t *content = json_object_get(message, "content");
-    bool called = json_array_size(calls) > 0, parse = called && !habits.text_arguments;
-    bool fill = habits.null_content ? called && content == NULL
-                                    : json_is_null(content) || (called && content == NULL);
-    if (!fill && !parse) return json_incref(message);
+    bool parse = json_array_size(calls) > 0 && !habits.text_arguments;
+    int failed = 0;
+    json_t *content = prepare_content(message, habits, &failed);
+    if (content == NULL && !parse && failed == 0) return json_incref(message);
     json_t *copy = copy_of(message);
-    int failed = copy == NULL;
-    if (fill)
-        failed |= json_object_set_new(copy, "content",
-                                      habits.null_content ? json_null() : json_string(""));
+    failed |= copy == NULL;
+    if (content != NULL) failed |= json_object_set_new(copy, "content", content);
     if (parse) {
         calls = copy_of(calls);
         failed |= calls == NULL;
@@ -393,45 +442,70 @@ static weft_status render(const struct weft__chat *chat, const struct weft__temp
 
 /* ---- what a template expects ---- */
 
-/* Most templates want arguments as an object and get along with empty content, which the first
- * habits are. A few were written for arguments as text, or recognise a call by its null content
- * (DeepSeek V3 does both): with the first habits those fail, or leave the call out. So a call is
- * rendered with each, and the first that shows its name and its argument is kept. */
-static weft_status probe(const struct weft__chat *chat, const struct weft__template *tmpl,
-                         struct habits *kept, weft_error *err)
+/* Renders a conversation and says whether the prompt has both texts, in this order, and none of the
+ * marks of a value printed as it is. */
+static bool shows(const struct weft__chat *chat, const struct weft__template *tmpl,
+                  struct habits habits, const char *messages, const char *first, const char *second,
+                  weft_status *status, weft_error *err)
 {
-    static const char messages[] =
-        "[{\"role\":\"user\",\"content\":\"weft-user\"},{\"role\":\"assistant\",\"content\":null,"
-        "\"tool_calls\":[{\"id\":\"weftcall1\",\"type\":\"function\",\"function\":{\"name\":"
-        "\"weft-name\",\"arguments\":\"{\\\"weft-key\\\": \\\"weft-value\\\"}\"}}]}]";
+    static const char *const marks[] = {"None", "'type'", "\"type\": \"text\""};
     static const char tools[] =
         "[{\"type\":\"function\",\"function\":{\"name\":\"weft-name\",\"description\":\"d\","
         "\"parameters\":{\"type\":\"object\",\"properties\":{\"weft-key\":{\"type\":\"string\","
         "\"description\":\"d\"}},\"required\":[\"weft-key\"]}}}]";
-    static const struct habits choices[] = {
-        {false, false}, {false, true}, {true, false}, {true, true}};
-    struct weft__chat_input input = {.messages = json_loads(messages, 0, NULL),
-                                     .tools = json_loads(tools, 0, NULL)};
+    struct weft__chat_input input = {.messages = NULL};
+    bool calls = strstr(messages, "tool_calls") != NULL, no_room;
     struct weft__buf out;
-    weft_status status = WEFT_OK;
+    if (*status == WEFT_NO_MEMORY) return false;
     weft__buf_init(&out, WEFT__TEMPLATE_MAX_OUTPUT);
-    if (input.messages == NULL || input.tools == NULL)
-        status = weft__fail_oom(err, sizeof messages + sizeof tools, "a trial conversation");
-    *kept = choices[0];
-    for (size_t i = 0; i < WEFT__COUNT(choices) && status != WEFT_NO_MEMORY; i++) {
-        out.len = 0;
-        status = render(chat, tmpl, choices[i], &input, &out, err);
-        if (status != WEFT_OK || out.data == NULL) continue;
-        const char *after = strstr(out.data, "weft-user");
-        if (after != NULL && strstr(after, "weft-name") != NULL &&
-            strstr(after, "weft-value") != NULL && strstr(after, "None") == NULL) {
-            *kept = choices[i];
-            break;
-        }
-    }
+    *status = parse_json("", messages, strlen(messages), &input.messages, &no_room, err);
+    if (*status == WEFT_OK && calls)
+        *status = parse_json("", tools, strlen(tools), &input.tools, &no_room, err);
+    if (*status == WEFT_OK) *status = render(chat, tmpl, habits, &input, &out, err);
+    const char *from = *status == WEFT_OK && out.data != NULL ? strstr(out.data, first) : NULL;
+    bool seen = from != NULL && strstr(from, second) != NULL;
+    for (size_t i = 0; seen && i < WEFT__COUNT(marks); i++) seen = strstr(from, marks[i]) == NULL;
     weft__buf_free(&out);
     json_decref(input.messages);
     json_decref(input.tools);
+    return seen;
+}
+
+#define USER(content) "{\"role\":\"user\",\"content\":" content "}"
+#define SYSTEM(content) "{\"role\":\"system\",\"content\":" content "}"
+#define PART(text) "[{\"type\":\"text\",\"text\":\"" text "\"}]"
+
+/* Most templates want texts as content, "" where there is none, and the arguments of calls as an
+ * object. A few print lists of parts, or know only these; a few were written for arguments as text,
+ * or recognise a call by its null content (DeepSeek V3 does both). Given what they do not expect,
+ * they fail or leave something out. So short conversations are rendered each way, and the first way
+ * that shows what is in them is kept. Only a lack of memory fails. */
+static weft_status probe(const struct weft__chat *chat, const struct weft__template *tmpl,
+                         struct habits *habits, weft_error *err)
+{
+    static const char call[] =
+        "[" USER("\"weft-user\"") ",{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{"
+                                  "\"id\":\"weftcall1\",\"type\":\"function\",\"function\":{"
+                                  "\"name\":\"weft-name\","
+                                  "\"arguments\":\"{\\\"weft-key\\\": \\\"weft-value\\\"}\"}}]}]";
+    static const char texts[] = "[" SYSTEM("\"weft-system\"") "," USER("\"weft-user\"") "]";
+    static const char lists[] = "[" SYSTEM(PART("weft-system")) "," USER(PART("weft-user")) "]";
+    weft_status status = WEFT_OK;
+    *habits = (struct habits){.part_lists = true};
+    bool system = shows(chat, tmpl, *habits, texts, "weft-system", "weft-user", &status, err);
+    bool text = system || shows(chat, tmpl, *habits, "[" USER("\"weft-user\"") "]", "", "weft-user",
+                                &status, err);
+    bool list = system ? shows(chat, tmpl, *habits, lists, "weft-system", "weft-user", &status, err)
+                       : shows(chat, tmpl, *habits, "[" USER(PART("weft-user")) "]", "",
+                               "weft-user", &status, err);
+    habits->part_lists = list;
+    habits->only_parts = list && !text;
+    for (int i = 0; i < 4 && status != WEFT_NO_MEMORY; i++) {
+        habits->text_arguments = (i & 2) != 0;
+        habits->null_content = (i & 1) != 0;
+        if (shows(chat, tmpl, *habits, call, "weft-user", "weft-value", &status, err)) break;
+        habits->text_arguments = habits->null_content = false;
+    }
     return status == WEFT_NO_MEMORY ? status : WEFT_OK;
 }
 

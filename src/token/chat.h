@@ -35,7 +35,8 @@ struct weft__chat_input {
 };
 
 /* Appends the prompt to out. The input is borrowed and stays as it was: on a copy, tool call
- * arguments are parsed from JSON text to objects and null contents become "". A template's own
+ * arguments are parsed from JSON text to objects, null contents become "" and lists of text parts
+ * one text, save for templates that were found to expect otherwise. A template's own
  * raise_exception() gives WEFT_INVALID with exactly its message; other faults of the conversation
  * are WEFT_INVALID too; a template that exceeds its limits is WEFT_TOO_LONG. */
 WEFT_CHECKED weft_status weft__chat_render(const struct weft__chat *chat,

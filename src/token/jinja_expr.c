@@ -363,6 +363,9 @@ static struct jnode *parse_subscript(struct jparser *parser, struct jnode *objec
     }
     struct jnode *keys = NULL, **tail = &keys;
     weft__j_expect_op(parser, J_OP_LBRACKET);
+    if (weft__j_skip_op(parser, J_OP_RBRACKET)) /* jinja2 reads x[] as x[()] */
+        return node_at(parser, token.offset, N_GETITEM, object,
+                       node_at(parser, token.offset, N_TUPLE, NULL, NULL));
     do {
         struct jnode *key = parse_slice(parser);
         if (key != NULL && key->kind == N_SLICE && keys != NULL)

@@ -351,6 +351,40 @@ static void messages_are_prepared(void **state)
     weft__chat_close(chat);
 }
 
+static void contents_suit_the_template(void **state)
+{
+    static const struct {
+        const char *text, *want; /* for TEXT, then LIST */
+    } cases[] = {
+        /* Prints texts: lists are joined. */
+        {"{% for m in messages %}{{ m.content }};{% endfor %}", "a;bcd;"},
+        {"{% for m in messages %}{{ '' + m.content }};{% endfor %}", "a;bcd;"},
+        /* Knows both, and parts its parts. */
+        {"{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+         "{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %};{% endfor %}",
+         "a;<bc><d>;"},
+        /* Knows lists only; and has no system role. */
+        {"{% for m in messages %}{% for p in m.content %}<{{ p['text'] }}>{% endfor %};"
+         "{% endfor %}",
+         "<a>;<bc><d>;"},
+        {"{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+         "{% for p in m.content %}<{{ p['text'] }}>{% endfor %};{% endfor %}",
+         "<a>;<bc><d>;"},
+    };
+    (void)state;
+    clear();
+    for (size_t i = 0; i < WEFT__COUNT(cases); i++) {
+        struct weft__chat *chat = NULL;
+        put_text("chat_template.jinja", cases[i].text);
+        assert_int_equal(weft__chat_open(dir, &chat, NULL), WEFT_OK);
+        assert_prompt(chat,
+                      "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\",\"content\":["
+                      "{\"type\":\"text\",\"text\":\"bc\"},{\"type\":\"text\",\"text\":\"d\"}]}]",
+                      NULL, NULL, cases[i].want);
+        weft__chat_close(chat);
+    }
+}
+
 static void refusals_keep_their_words(void **state)
 {
     struct weft__chat *chat = NULL;
@@ -395,6 +429,7 @@ int main(void)
         cmocka_unit_test(broken_configurations),
         cmocka_unit_test(special_tokens),
         cmocka_unit_test(messages_are_prepared),
+        cmocka_unit_test(contents_suit_the_template),
         cmocka_unit_test(refusals_keep_their_words),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
