@@ -39,7 +39,7 @@ static void drop_body(struct weft__conn *conn)
 
 void weft__conn_open(struct weft__server *server, evutil_socket_t fd, const char *peer)
 {
-    static const int on = 1;
+    static const int on = 1, send_buffer = 256 << 10;
     struct weft__conn *conn = calloc(1, sizeof *conn);
     if (conn != NULL) {
         conn->read_event = event_new(server->base, fd, EV_READ | EV_PERSIST, on_readable, conn);
@@ -54,6 +54,8 @@ void weft__conn_open(struct weft__server *server, evutil_socket_t fd, const char
         return;
     }
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    /* The kernel would let a client fall behind by megabytes before its stream is given up. */
+    (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof send_buffer);
     (void)snprintf(conn->peer, sizeof conn->peer, "%s", peer);
     conn->server = server;
     conn->fd = fd;
@@ -72,9 +74,13 @@ void weft__conn_kill(struct weft__conn *conn)
     struct weft__server *server = conn->server;
     if (conn->state == WEFT__CONN_DEAD) return;
     conn->state = WEFT__CONN_DEAD;
-    struct weft__call *call = conn->call;
-    conn->call = NULL;
-    if (call != NULL) weft__call_orphan(call);
+    if (conn->call != NULL) {
+        server->metrics.disconnects++;
+        conn->status = 499; /* in the log, as nginx has it */
+        weft__server_log(server, conn);
+        weft__call_orphan(conn->call);
+        conn->call = NULL;
+    }
     (void)event_del(conn->read_event);
     (void)event_del(conn->write_event);
     (void)close(conn->fd);
@@ -481,11 +487,6 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
     ssize_t n = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n <= 0) { /* a client that closed its sending side is gone, too */
-        if (conn->call != NULL) {
-            conn->server->metrics.disconnects++;
-            conn->status = 499; /* in the log, as nginx has it */
-            weft__server_log(conn->server, conn);
-        }
         weft__conn_kill(conn);
         return;
     }

@@ -150,8 +150,9 @@ static int read_keys(struct serve *serve)
 
 static bool parse(struct serve *serve, int argc, char **argv, int *status);
 
-/* What the configuration file says, as arguments before the command line's own, which win. */
-static int merge_config(const json_t *config, char **out, int *count)
+/* What the configuration file says, as arguments before the command line's own, which win;
+ * its model only when the command line names none. */
+static int merge_config(const json_t *config, bool model, char **out, int *count)
 {
     const char *name;
     json_t *value;
@@ -160,6 +161,7 @@ static int merge_config(const json_t *config, char **out, int *count)
         char *text = NULL;
         int failed = 0;
         if (*count + 1 >= MAX_ARGS) return -1;
+        if (strcmp(name, "model") == 0 && !model) continue;
         if (strcmp(name, "model") == 0 && json_is_string(value))
             text = strdup(json_string_value(value));
         else if (json_is_true(value))
@@ -191,7 +193,7 @@ static bool parse_with_config(struct serve *serve, int argc, char **argv, int *s
     const char *path = serve->config;
     json_t *config = json_load_file(path, 0, &error);
     *status = WEFT__EXIT_USAGE;
-    if (!json_is_object(config) || merge_config(config, merged, &count) != 0 ||
+    if (!json_is_object(config) || merge_config(config, serve->dir == NULL, merged, &count) != 0 ||
         argc + count > 2 * MAX_ARGS) {
         *status = weft__usage("serve",
                               "--config %.200s: a JSON object of option names and strings, numbers "
@@ -202,14 +204,9 @@ static bool parse_with_config(struct serve *serve, int argc, char **argv, int *s
     }
     json_decref(config);
     merged[0] = argv[0];
-    /* A MODEL on the command line replaces the file's. */
-    bool given = serve->dir != NULL;
-    int kept = 1;
-    for (int i = 1; i < count; i++)
-        if (!given || strncmp(merged[i], "--", 2) == 0) merged[kept++] = merged[i];
-    memcpy(merged + kept, argv + 1, (size_t)(argc - 1) * sizeof *merged);
+    memcpy(merged + count, argv + 1, (size_t)(argc - 1) * sizeof *merged);
     *serve = defaults;
-    return parse(serve, kept + argc - 1, merged, status);
+    return parse(serve, count + argc - 1, merged, status);
 }
 
 static bool parse(struct serve *s, int argc, char **argv, int *status)
