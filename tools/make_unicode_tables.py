@@ -52,8 +52,7 @@ def additions():
         for code in matched(r"\p{%s}" % name):
             script[code] = name
     return runs((code, (category[code], script.get(code, ""))) for code in sorted(category)
-                if category[code] != unicodedata.category(chr(code))
-                and unicodedata.category(chr(code)) == "Cn")
+                if category[code] != unicodedata.category(chr(code)))
 
 
 class Utf8proc:

@@ -213,10 +213,11 @@ static bool stands_alone(const struct weft__search *search, size_t start, size_t
     return !weft__is_word(code);
 }
 
-/* Where white space in front of `start` begins, not before `floor`. */
-static size_t strip_left(const struct weft__search *search, size_t floor, size_t start)
+/* Where white space in front of `start` begins, not before what was given out. */
+static size_t strip_left(const struct weft__search *search, size_t start)
 {
-    while (start > floor) {
+    if (start < search->done) return search->done;
+    while (start > search->done) {
         size_t before;
         if (!weft__is_space(code_before(search->text, start, &before))) break;
         start = before;
@@ -252,9 +253,10 @@ static bool next_token(struct weft__search *search, struct weft__segment *found)
         search->at = end;
         if (token->special && !search->parse_special) continue;
         if (token->single_word && !stands_alone(search, start, end)) continue;
-        if (token->lstrip) start = strip_left(search, search->done, start);
+        if (token->lstrip) start = strip_left(search, start);
         /* Once stripping went beyond this token, it need not look at the same blanks again. */
         if (token->rstrip) end = search->done > end ? search->done : strip_right(search, end);
+        if (start >= end) continue; /* wholly swallowed by the token before */
         *found = (struct weft__segment){start, end, token};
         return true;
     }

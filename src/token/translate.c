@@ -223,15 +223,16 @@ static void put_property(const struct property *property, struct weft__buf *item
     }
 }
 
-/* \w: Alphabetic, marks, decimal digits, connectors, and what Latin-1 has of other numbers. */
-static void put_word(struct weft__buf *items)
+/* \w: Alphabetic, marks, decimal digits, connectors. Outside classes, where Oniguruma looks Latin-1
+ * up in a table of its own, the other numbers of Latin-1, too. */
+static void put_word(bool in_class, struct weft__buf *items)
 {
     static const struct property parts[] = {{"", "\\p{Alphabetic}", "L", NULL},
                                             {"", "\\p{M}", "M", NULL},
                                             {"", "\\p{Nd}", "Nd", NULL},
                                             {"", "\\p{Pc}", "Pc", NULL}};
     for (size_t i = 0; i < WEFT__COUNT(parts); i++) put_property(&parts[i], items);
-    weft__buf_puts(items, "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}");
+    if (!in_class) weft__buf_puts(items, "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}");
 }
 
 /* {Name} or {^Name}, behind \p or \P. */
@@ -280,7 +281,7 @@ static bool class_escape(struct translator *t, bool in_class, struct set *set)
         weft__buf_puts(&inner.items, "0-9A-Fa-f");
         break;
     case 'w':
-        put_word(&inner.items);
+        put_word(in_class, &inner.items);
         break;
     default:
         if (!named_property(t, &property, &negated)) goto done;
@@ -293,8 +294,6 @@ static bool class_escape(struct translator *t, bool in_class, struct set *set)
         else if (strchr("LM", property->category[0]) != NULL)
             (void)refuse(t, "kinds of letters and marks in a class under (?i) are not supported");
     }
-    if (in_class && t->caseless && (letter | 0x20) == 'w')
-        (void)refuse(t, "\\w in a class under (?i) is not supported");
     set_add(set, &inner, negated);
 done:
     set_free(&inner);
@@ -473,7 +472,7 @@ static bool word_boundary(struct translator *t, bool negated)
 {
     struct weft__buf word;
     weft__buf_init(&word, WEFT__MAX_PATTERN);
-    put_word(&word);
+    put_word(false, &word);
     const char *w = word.failed ? "" : word.data;
     if (word.failed) t->out->failed = true;
     weft__buf_printf(t->out,

@@ -83,11 +83,11 @@ static uint32_t *slot_of(const struct weft__vocab *vocab, const char *bytes, siz
     return &vocab->slots[i];
 }
 
-/* Slots for `count` keys: a power of two, at most half full. */
+/* Slots for `count` keys: a power of two, at most two thirds full. */
 static size_t table_size(size_t count)
 {
     size_t size = 16;
-    while (size < count * 2) size *= 2;
+    while (size * 2 < count * 3) size *= 2;
     return size;
 }
 
