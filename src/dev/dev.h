@@ -36,6 +36,16 @@ enum weft__scale_kind {
     WEFT__SCALE_BLOCK, /* F32, one a block of 128 x 128 of the unsplit matrix: w = e4m3 * scale */
 };
 
+/* How a quantised linear wants its inputs rounded when activations are quantised (models.md 3.6,
+ * 3.7); none for plain weights and weight-only files. */
+enum weft__activations {
+    WEFT__ACTIVATIONS_F32,
+    WEFT__ACTIVATIONS_NVFP4,      /* blocks of 16, below the static input_scale */
+    WEFT__ACTIVATIONS_FP8_TENSOR, /* the static input_scale */
+    WEFT__ACTIVATIONS_FP8_TOKEN,  /* a scale a row, from its values */
+    WEFT__ACTIVATIONS_FP8_BLOCK,  /* a scale a row and 128 columns of the unsplit matrix */
+};
+
 /* One linear's weight on one rank: a slice of the file's tensor, borrowed from the mapping. Data
  * need not be aligned. */
 struct weft__matrix {
@@ -49,6 +59,8 @@ struct weft__matrix {
     int64_t block_row, block_col; /* BLOCK: where the slice starts in the unsplit matrix */
     float scale_global;           /* applied to the finished dot product, before the bias */
     const float *bias;            /* [rows], or NULL */
+    enum weft__activations activations;
+    float input_scale; /* the same for all linears that share an input */
 };
 
 /* ---- batch: one step's work, immutable while the step runs; every rank reads the same one ---- */
@@ -222,6 +234,17 @@ struct weft__op_copy { /* y[i, h] = x[row ? row[i] : i, h]; a head stride of 0 i
     int64_t y_stride, y_head_stride;
 };
 
+/* y = the values that x, quantised, stands for. In place allowed. */
+struct weft__op_quantise_activations {
+    const float *x;
+    int64_t x_stride, rows, width;
+    enum weft__activations kind;
+    float input_scale;    /* NVFP4, FP8_TENSOR */
+    int64_t first_column; /* FP8_BLOCK: of x in the unsplit input */
+    float *y;
+    int64_t y_stride;
+};
+
 /* ---- the tables ---- */
 
 struct weft__dev_options {
@@ -260,7 +283,8 @@ struct weft__dev_core {
     X(route)               \
     X(moe_plan)            \
     X(silu_mul)            \
-    X(copy)
+    X(copy)                \
+    X(quantise_activations)
 
 struct weft__dev_model {
 #define X(name) void (*name)(struct weft__dev * dev, const struct weft__op_##name *op);

@@ -170,6 +170,7 @@ weft_status weft__plan_make(const struct weft__arch *arch, struct weft__checkpoi
     plan.ranks.limits = (struct weft__model_limits){
         .tokens = chunk,
         .outputs = chunk,
+        .quantise_activations = o->quantise_activations,
         .context = o->context > 0 ? weft__min(o->context, arch->context) : arch->context};
     WEFT__TRY(measure(arch, checkpoint, &plan, &page_bytes, err));
     WEFT__TRY(size_pool(arch, o, &plan, page_bytes, err));

@@ -5,9 +5,21 @@
 #define RUN(m, name, ...) \
     (m)->device->model->name((m)->dev, &(const struct weft__op_##name){__VA_ARGS__})
 
+/* x [rows, w->cols] as w's file wants its inputs: itself, or a rounded copy. */
+static const float *input_of(struct weft__model *m, const struct weft__matrix *w, const float *x,
+                             int64_t rows)
+{
+    if (!m->limits.quantise_activations || w->activations == WEFT__ACTIVATIONS_F32) return x;
+    RUN(m, quantise_activations, .x = x, .x_stride = w->cols, .rows = rows, .width = w->cols,
+        .kind = w->activations, .input_scale = w->input_scale, .first_column = w->block_col,
+        .y = m->work.quantised, .y_stride = w->cols);
+    return m->work.quantised;
+}
+
 static void linear(struct weft__model *m, const struct weft__matrix *w, const float *x,
                    int64_t tokens, float *y)
 {
+    x = input_of(m, w, x, tokens);
     RUN(m, linear, .w = w, .x = x, .x_stride = w->cols, .tokens = tokens, .y = y,
         .y_stride = w->rows);
 }
@@ -240,16 +252,16 @@ static void experts(struct weft__model *m, const struct weft__layer *l, int64_t 
         .scale = a->router_scale, .expert = w->expert, .weight = w->expert_weight);
     RUN(m, moe_plan, .expert = w->expert, .tokens = tokens, .top = a->experts_top,
         .experts = a->experts, .offset = w->expert_offset, .x_row = w->x_row, .slot = w->slot);
+    const float *x = input_of(m, l->expert_gate, w->hidden, tokens);
     RUN(m, linear_experts, .w = l->expert_gate, .offset = w->expert_offset, .experts = a->experts,
-        .x = w->hidden, .x_stride = a->hidden, .x_row = w->x_row, .y = w->expert_gate,
-        .y_stride = width);
+        .x = x, .x_stride = a->hidden, .x_row = w->x_row, .y = w->expert_gate, .y_stride = width);
     RUN(m, linear_experts, .w = l->expert_up, .offset = w->expert_offset, .experts = a->experts,
-        .x = w->hidden, .x_stride = a->hidden, .x_row = w->x_row, .y = w->expert_up,
-        .y_stride = width);
+        .x = x, .x_stride = a->hidden, .x_row = w->x_row, .y = w->expert_up, .y_stride = width);
     RUN(m, silu_mul, .gate = w->expert_gate, .up = w->expert_up, .x_stride = width, .rows = pairs,
         .width = width, .y = w->expert_gate, .y_stride = width);
+    x = input_of(m, l->expert_down, w->expert_gate, pairs);
     RUN(m, linear_experts, .w = l->expert_down, .offset = w->expert_offset, .experts = a->experts,
-        .x = w->expert_gate, .x_stride = width, .y = w->expert_out, .y_stride = a->hidden);
+        .x = x, .x_stride = width, .y = w->expert_out, .y_stride = a->hidden);
 }
 
 /* ---- the two fused collectives ---- */

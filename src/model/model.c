@@ -85,6 +85,16 @@ static void carve_mlp(struct carver *c, const struct weft__arch *a, const struct
     work->x_row = ints(c, pairs);
 }
 
+/* Elements of the widest input of a linear. */
+static int64_t widest_input(const struct weft__arch *a, const struct weft__shard *shard,
+                            const struct weft__model_limits *limits)
+{
+    int64_t own = weft__shard_range(a->expert_intermediate, 16, 0, shard->size).count;
+    int64_t width = weft__max(weft__max(a->hidden, a->q_lora), max_columns(a, shard));
+    width = weft__max(width, shard->heads.count * (a->mla ? a->value_dim : a->head_dim));
+    return limits->tokens * weft__max(width, own * a->experts_top);
+}
+
 /* Attention, feed-forward and output never live at once: their parts overlap. */
 static size_t carve_work(char *base, const struct weft__arch *a, const struct weft__shard *shard,
                          const struct weft__model_limits *limits, struct weft__work *work)
@@ -96,6 +106,7 @@ static size_t carve_work(char *base, const struct weft__arch *a, const struct we
     work->cosine = floats(&c, t * a->rope.dim / 2);
     work->sine = floats(&c, t * a->rope.dim / 2);
     work->logits = floats(&c, limits->outputs * a->vocab);
+    if (limits->quantise_activations) work->quantised = floats(&c, widest_input(a, shard, limits));
     if (a->index_top > 0) { /* read again by the shared layers that follow */
         work->selected = ints(&c, t * weft__min(a->index_top, limits->context));
         work->selected_count = ints(&c, t);

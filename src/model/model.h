@@ -143,10 +143,11 @@ struct weft__shard weft__shard_of(const struct weft__arch *arch, int64_t head_un
 struct weft__model; /* weights, KV cache, work space of one rank */
 
 struct weft__model_limits {
-    int64_t tokens;  /* rows of a batch, at most */
-    int64_t outputs; /* rows with logits, at most */
-    int64_t pages;   /* KV pages */
-    int64_t context; /* keys of a sequence, at most */
+    int64_t tokens;            /* rows of a batch, at most */
+    int64_t outputs;           /* rows with logits, at most */
+    int64_t pages;             /* KV pages */
+    int64_t context;           /* keys of a sequence, at most */
+    bool quantise_activations; /* round the inputs of quantised linears as their files ask */
 };
 
 struct weft__model_bytes { /* of one rank */

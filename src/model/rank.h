@@ -13,6 +13,7 @@ enum { WEFT__NAIVE_POSITIONS = 1024 };
 struct weft__work {
     float *residual, *hidden; /* [T, H] */
     float *cosine, *sine;     /* [T, rope.dim / 2] */
+    float *quantised;         /* the widest input of a linear, when activations are quantised */
     /* attention */
     float *q;                 /* [T, h, key] */
     float *k, *v;             /* [T, g, head_dim] */

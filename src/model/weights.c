@@ -69,6 +69,31 @@ static weft_status load_scale_table(struct loader *load, const struct weft__line
     return WEFT_OK;
 }
 
+/* How the file wants the linear's inputs quantised. A static kind without its scale is weight-only.
+ */
+static void set_activations(const struct weft__linear_view *view, struct weft__matrix *w)
+{
+    static const enum weft__activations of[] = {
+        [WEFT__LINEAR_PLAIN] = WEFT__ACTIVATIONS_F32,
+        [WEFT__LINEAR_NVFP4] = WEFT__ACTIVATIONS_NVFP4,
+        [WEFT__LINEAR_FP8_TENSOR] = WEFT__ACTIVATIONS_FP8_TENSOR,
+        [WEFT__LINEAR_FP8_CHANNEL] = WEFT__ACTIVATIONS_FP8_TOKEN,
+        [WEFT__LINEAR_FP8_BLOCK] = WEFT__ACTIVATIONS_FP8_BLOCK,
+    };
+    bool is_static = view->kind == WEFT__LINEAR_NVFP4 || view->kind == WEFT__LINEAR_FP8_TENSOR;
+    w->input_scale = view->input_scale;
+    w->activations = is_static && view->input_scale == 0 ? WEFT__ACTIVATIONS_F32 : of[view->kind];
+}
+
+/* Linears that read the same input take the largest of their scales (models.md 3.3). */
+static void share_input_scale(struct weft__matrix *const *w, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t k = 0; k < count; k++)
+            if (w[k]->activations == w[i]->activations && w[k]->input_scale > w[i]->input_scale)
+                w[i]->input_scale = w[k]->input_scale;
+}
+
 /* The rows and columns of a linear that this rank holds; the bias goes with the rows, once: a
  * row-parallel linear (columns split) adds it on rank 0 only. */
 static weft_status slice(struct loader *load, const struct weft__linear_view *view,
@@ -80,6 +105,7 @@ static weft_status slice(struct loader *load, const struct weft__linear_view *vi
                              .row_bytes = view->row_bytes,
                              .scale_global = view->scale_global};
     int64_t bits = weft__dtype_bits(view->dtype);
+    set_activations(view, &w);
     w.data = view->weight.data + rows.begin * view->row_bytes + cols.begin * bits / 8;
     load->mapped_bytes += (size_t)(rows.count * cols.count * bits / 8);
     if (view->kind == WEFT__LINEAR_NVFP4) {
@@ -155,6 +181,7 @@ static weft_status load_gqa(struct loader *load, struct weft__layer *layer)
     struct weft__matrix *const out[] = {&layer->q, &layer->k, &layer->v, &layer->o};
     for (size_t i = 0; i < WEFT__COUNT(projections); i++)
         WEFT__TRY(load_linear(load, &projections[i], out[i]));
+    share_input_scale(out, 3);
     if (!a->qk_norm) return WEFT_OK;
     WEFT__TRY(load_layer_vector(load, "self_attn.q_norm.weight", a->head_dim, &layer->q_norm));
     return load_layer_vector(load, "self_attn.k_norm.weight", a->head_dim, &layer->k_norm);
@@ -235,7 +262,23 @@ static weft_status load_mlp(struct loader *load, const char *prefix, int64_t wid
     struct weft__range range = mlp_range(load, &view[2]), hidden = whole(load->arch->hidden);
     WEFT__TRY(slice(load, &view[0], range, hidden, &out->gate));
     WEFT__TRY(slice(load, &view[1], range, hidden, &out->up));
+    share_input_scale((struct weft__matrix *[]){&out->gate, &out->up}, 2);
     return slice(load, &view[2], hidden, range, &out->down);
+}
+
+/* A token is quantised once for all experts of a layer; when they differ in kind it is not. */
+static void share_expert_input(struct weft__matrix *w, int64_t count)
+{
+    float scale = 0;
+    bool same = true;
+    for (int64_t i = 0; i < count; i++) {
+        scale = w[i].input_scale > scale ? w[i].input_scale : scale;
+        same = same && w[i].activations == w[0].activations;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        w[i].input_scale = scale;
+        if (!same) w[i].activations = WEFT__ACTIVATIONS_F32;
+    }
 }
 
 static weft_status load_experts(struct loader *load, struct weft__layer *layer)
@@ -274,6 +317,8 @@ static weft_status load_experts(struct loader *load, struct weft__layer *layer)
                               weft__checkpoint_path(load->checkpoint), (long long)e,
                               (long long)load->layer);
     }
+    share_expert_input(layer->expert_gate, 2 * a->experts); /* and up, which follow */
+    share_expert_input(layer->expert_down, a->experts);
     return WEFT_OK;
 }
 

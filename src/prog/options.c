@@ -56,6 +56,18 @@ static const struct weft__option *find(const struct weft__command_line *line, co
     return *ambiguous ? NULL : found;
 }
 
+/* *index = which of "a|b|c" text is. */
+static bool choose(const char *choices, const char *text, int64_t *index)
+{
+    size_t len = strlen(text);
+    *index = 0;
+    for (const char *at = choices;; at += strcspn(at, "|") + 1, (*index)++) {
+        size_t n = strcspn(at, "|");
+        if (n == len && strncmp(at, text, n) == 0) return true;
+        if (at[n] == '\0') return false;
+    }
+}
+
 static bool set(const struct weft__command_line *line, const struct weft__option *o,
                 const char *text)
 {
@@ -63,6 +75,12 @@ static bool set(const struct weft__command_line *line, const struct weft__option
     if (o->kind == WEFT__OPTION_STRING) {
         *(const char **)o->target = text;
         return true;
+    }
+    if (o->kind == WEFT__OPTION_CHOICE) {
+        if (choose(o->value, text, o->target)) return true;
+        (void)weft__usage(line->command, "--%s %.40s: one of %s is wanted", o->name, text,
+                          o->value);
+        return false;
     }
     errno = 0;
     bool whole = o->kind == WEFT__OPTION_INT;
@@ -171,6 +189,7 @@ weft_engine_options weft__engine_options_of(const struct weft__engine_flags *fla
         .kv_tokens = flags->kv_tokens,
         .chunk = flags->chunk,
         .timeout_ms = (uint32_t)(flags->timeout_s * 1000),
+        .quantise_activations = flags->activations == 1,
         .portable = flags->portable,
     };
     if (isatty(STDERR_FILENO)) {

@@ -29,6 +29,7 @@ enum weft__option_kind {
     WEFT__OPTION_INT,    /* int64_t, min to max */
     WEFT__OPTION_DOUBLE, /* double, min to max */
     WEFT__OPTION_STRING, /* const char * */
+    WEFT__OPTION_CHOICE, /* of "a|b": the int64_t index */
 };
 
 struct weft__option {
@@ -57,6 +58,7 @@ bool weft__command_line_parse(struct weft__command_line *line, int argc, char **
 /* The engine's options, shared by every command that runs a model. */
 struct weft__engine_flags {
     int64_t ranks, threads, context, kv_tokens, chunk, timeout_s;
+    int64_t activations; /* 1: quantised */
     bool portable;
 };
 #define WEFT__ENGINE_FLAGS(f)                                                                \
@@ -90,6 +92,13 @@ struct weft__engine_flags {
          86400,                                                                              \
          "S",                                                                                \
          "seconds a silent rank is waited for (30)"},                                        \
+        {WEFT__OPTION_CHOICE,                                                                \
+         "activations",                                                                      \
+         &(f)->activations,                                                                  \
+         0,                                                                                  \
+         0,                                                                                  \
+         "f32|quantised",                                                                    \
+         "inputs of NVFP4 and FP8 weights (f32)"},                                           \
     {                                                                                        \
         WEFT__OPTION_FLAG, "portable", &(f)->portable, 0, 0, NULL,                           \
             "plain C kernels: slower, same bits"                                             \

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/numerics.h"
 #include "cpu.h"
 
 enum { UNIT_ELEMENTS = 8 * 1024 }; /* worth a unit of their own */
@@ -175,4 +176,62 @@ static void copy_row(const struct weft__dev *dev, const void *arg, int64_t row)
 void weft__cpu_copy(struct weft__dev *dev, const struct weft__op_copy *op)
 {
     if (op->width > 0) run_rows(dev, op->rows, op->heads * op->width, copy_row, op);
+}
+
+/* The largest magnitude; NaN when there is one. */
+static float largest(const float *x, int64_t n)
+{
+    float amax = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float a = fabsf(x[i]);
+        if (!(a <= amax)) amax = a;
+        if (isnan(amax)) break;
+    }
+    return amax;
+}
+
+static void fp8_values(const float *x, int64_t n, float scale, float *y)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = weft__f32_from_e4m3(weft__e4m3_from_f32(x[i] / scale)) * scale;
+}
+
+static void nvfp4_values(const float *x, int64_t n, float input_scale, float *y)
+{
+    float G = 1.0f / input_scale;
+    uint8_t scale = weft__nvfp4_scale(largest(x, n), G);
+    float inverse = weft__nvfp4_inverse(scale, G), step = weft__f32_from_e4m3(scale);
+    for (int64_t i = 0; i < n; i++)
+        y[i] = weft__f32_from_e2m1(weft__e2m1_from_f32(x[i] * inverse)) * step * input_scale;
+}
+
+static void quantise_row(const struct weft__dev *dev, const void *arg, int64_t row)
+{
+    enum { NVFP4_BLOCK = 16, FP8_BLOCK = 128 };
+    (void)dev;
+    const struct weft__op_quantise_activations *op = arg;
+    const float *x = op->x + row * op->x_stride;
+    float *y = op->y + row * op->y_stride;
+    if (op->kind == WEFT__ACTIVATIONS_FP8_TENSOR) {
+        fp8_values(x, op->width, op->input_scale, y);
+        return;
+    }
+    int64_t block = op->kind == WEFT__ACTIVATIONS_NVFP4       ? NVFP4_BLOCK
+                    : op->kind == WEFT__ACTIVATIONS_FP8_BLOCK ? FP8_BLOCK
+                                                              : op->width;
+    int64_t into = op->kind == WEFT__ACTIVATIONS_FP8_BLOCK ? op->first_column % FP8_BLOCK : 0;
+    for (int64_t at = 0, n; at < op->width; at += n, into = 0) {
+        n = weft__min(block - into, op->width - at);
+        if (op->kind == WEFT__ACTIVATIONS_NVFP4)
+            nvfp4_values(x + at, n, op->input_scale, y + at);
+        else
+            fp8_values(x + at, n, weft__fp8_token_scale(largest(x + at, n)), y + at);
+    }
+}
+
+void weft__cpu_quantise_activations(struct weft__dev *dev,
+                                    const struct weft__op_quantise_activations *op)
+{
+    assert(op->kind != WEFT__ACTIVATIONS_F32);
+    if (op->width > 0) run_rows(dev, op->rows, op->width, quantise_row, op);
 }
