@@ -1,4 +1,6 @@
-/* The team: workers sleep on an epoch, steal units from a counter, and report to the leader. */
+/* The team: workers sleep on an epoch, steal units from a counter, and the one that does the last
+ * unit reports to the leader. A worker that wakes late finds nothing left and keeps nobody waiting,
+ * so a machine busy with other programs costs little. */
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -19,13 +21,19 @@ struct worker {
 struct weft__team {
     alignas(CACHE_LINE) _Atomic uint32_t epoch; /* released by the leader with a new job */
     _Atomic uint32_t epoch_sleepers;
-    alignas(CACHE_LINE) _Atomic uint32_t finished; /* workers done, released to the leader */
+    alignas(
+        CACHE_LINE) _Atomic uint32_t complete; /* the job's number once all its units are done */
     _Atomic uint32_t leader_sleeps;
-    alignas(CACHE_LINE) _Atomic int64_t next; /* unit to hand out; nothing else is ordered by it */
+    /* Units to hand out, counted down; the leader's store releases the job to whoever takes one. */
+    alignas(CACHE_LINE) _Atomic int64_t left;
+    _Atomic int64_t done; /* units */
     alignas(CACHE_LINE) struct weft__dev *dev;
-    weft__unit_fn *fn; /* NULL: exit */
+    /* The job: stable while one of its units is not done, and read only by who has taken one. */
+    weft__unit_fn *fn;
     const void *arg;
     int64_t units;
+    uint32_t job;
+    _Atomic bool closing;
     int workers; /* started */
     struct worker worker[];
 };
@@ -49,7 +57,7 @@ static void await(_Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *sleep
         pause_cpu();
     }
     atomic_fetch_add(sleepers, 1);
-    while (atomic_load(word) == seen) (void)weft__wait_change(word, seen, UINT64_MAX);
+    while (atomic_load(word) == seen) (void)weft__wait_sleep(word, seen, UINT64_MAX);
     atomic_fetch_sub(sleepers, 1);
 }
 
@@ -62,9 +70,18 @@ static void announce(_Atomic uint32_t *word, _Atomic uint32_t *sleepers)
 static void run_units(struct weft__team *team, int thread)
 {
     for (;;) {
-        int64_t unit = atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
-        if (unit >= team->units) return;
-        team->fn(team->dev, team->arg, unit, thread);
+        /* Acquire: pairs with the release in weft__team_run, also when other takers came between.
+         */
+        int64_t left = atomic_fetch_sub_explicit(&team->left, 1, memory_order_acq_rel);
+        if (left <= 0) return;
+        int64_t units = team->units;
+        uint32_t job = team->job;
+        team->fn(team->dev, team->arg, units - left, thread);
+        /* The leader may start another job as soon as the last unit is counted. */
+        if (atomic_fetch_add_explicit(&team->done, 1, memory_order_acq_rel) + 1 == units) {
+            atomic_store(&team->complete, job);
+            announce(&team->complete, &team->leader_sleeps);
+        }
     }
 }
 
@@ -72,16 +89,15 @@ static void *worker_main(void *arg)
 {
     struct worker *worker = arg;
     struct weft__team *team = worker->team;
-    for (uint32_t epoch = 0;; epoch++) {
+    for (uint32_t epoch = 0;;) {
         await(&team->epoch, epoch, &team->epoch_sleepers);
-        if (team->fn == NULL) return NULL;
+        epoch = atomic_load_explicit(&team->epoch, memory_order_acquire);
+        if (atomic_load_explicit(&team->closing, memory_order_relaxed)) return NULL;
         run_units(team, worker->index);
-        atomic_fetch_add(&team->finished, 1);
-        announce(&team->finished, &team->leader_sleeps);
     }
 }
 
-static void start_job(struct weft__team *team)
+static void wake_workers(struct weft__team *team)
 {
     atomic_fetch_add(&team->epoch, 1);
     announce(&team->epoch, &team->epoch_sleepers);
@@ -94,18 +110,18 @@ void weft__team_run(struct weft__dev *dev, int64_t units, weft__unit_fn *fn, con
         for (int64_t unit = 0; unit < units; unit++) fn(dev, arg, unit, 0);
         return;
     }
+    uint32_t before = team->job;
+    team->job = before + 1;
     team->fn = fn;
     team->arg = arg;
     team->units = units;
-    atomic_store_explicit(&team->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&team->finished, 0, memory_order_relaxed);
-    start_job(team);
+    atomic_store_explicit(&team->done, 0, memory_order_relaxed);
+    atomic_store_explicit(&team->left, units, memory_order_release);
+    wake_workers(team);
     run_units(team, 0);
-    for (;;) {
-        uint32_t finished = atomic_load_explicit(&team->finished, memory_order_acquire);
-        if (finished == (uint32_t)team->workers) return;
-        await(&team->finished, finished, &team->leader_sleeps);
-    }
+    /* Acquire: pairs with the store by whoever did the last unit, which follows all the others'. */
+    while (atomic_load_explicit(&team->complete, memory_order_acquire) != before + 1)
+        await(&team->complete, before, &team->leader_sleeps);
 }
 
 static weft_status pin(pthread_t thread, int cpu, weft_error *err)
@@ -127,8 +143,8 @@ static weft_status pin(pthread_t thread, int cpu, weft_error *err)
 void weft__team_close(struct weft__team *team)
 {
     if (team == NULL) return;
-    team->fn = NULL;
-    start_job(team);
+    atomic_store_explicit(&team->closing, true, memory_order_relaxed);
+    wake_workers(team);
     for (int i = 0; i < team->workers; i++) (void)pthread_join(team->worker[i].thread, NULL);
     free(team);
 }
