@@ -177,6 +177,7 @@ weft_status weft_engine_open(const char *dir, const weft_engine_options *options
     }
     e->view = (struct weft__engine_view){.dir = e->dir,
                                          .arch = &e->arch,
+                                         .checkpoint = e->checkpoint,
                                          .tokenizer = e->tokenizer,
                                          .chat = e->chat,
                                          .generation = &e->generation,

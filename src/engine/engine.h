@@ -87,6 +87,7 @@ void weft__warm(const struct weft__checkpoint *checkpoint, const struct weft__ar
 struct weft__engine_view { /* immutable while the engine lives; borrowed */
     const char *dir;
     const struct weft__arch *arch;
+    struct weft__checkpoint *checkpoint;
     const struct weft__tokenizer *tokenizer; /* NULL: the directory has none */
     const struct weft__chat *chat;
     const struct weft__generation_config *generation;

@@ -291,10 +291,16 @@ static weft_status longest(const char *path, int64_t *tokens, weft_error *err)
     return WEFT_OK;
 }
 
-static weft_status check_model(const char *dir, const char *reference,
-                               const weft_engine_options *options, bool json, bool *passed,
-                               weft_error *err)
+struct request {
+    const char *dir, *reference;
+    weft_engine_options engine;
+    bool json, verbose;
+};
+
+static weft_status check_model(const struct request *request, bool *passed, weft_error *err)
 {
+    const char *dir = request->dir, *reference = request->reference;
+    const weft_engine_options *options = &request->engine;
     struct weft__arena arena = {0};
     struct weft__arch arch;
     struct weft__checkpoint *checkpoint = NULL;
@@ -310,6 +316,8 @@ static weft_status check_model(const char *dir, const char *reference,
         if (sized.context == 0) sized.context = weft__min(tokens, arch.context);
         status = weft__plan_make(&arch, checkpoint, &sized, &plan, err);
     }
+    if (status == WEFT_OK && request->verbose)
+        status = weft__print_plan(&arch, checkpoint, &plan, err);
     if (status == WEFT_OK) {
         weft__warm(checkpoint, &arch, options);
         status = weft__ranks_open(&arch, checkpoint, &plan.ranks, &check.ranks, err);
@@ -320,7 +328,7 @@ static weft_status check_model(const char *dir, const char *reference,
         status = make_batch_space(&check, &arena, err);
     }
     if (status == WEFT_OK)
-        status = check_file(&check, reference, plan.ranks.size, json, passed, err);
+        status = check_file(&check, reference, plan.ranks.size, request->json, passed, err);
     weft__ranks_close(check.ranks);
     weft__checkpoint_close(checkpoint);
     weft__arena_free(&arena);
@@ -355,9 +363,11 @@ int weft__cmd_check(int argc, char **argv)
     const char *dir = line.argument[0];
     if (snprintf(path, sizeof path, "%s/reference.safetensors", dir) >= (int)sizeof path)
         return weft__usage("check", "the path is too long");
-    const weft_engine_options engine = weft__engine_options_of(&flags);
-    if (check_model(dir, reference != NULL ? reference : path, &engine, json, &passed, &err) !=
-        WEFT_OK)
-        return weft__report("check", &err);
+    const struct request request = {.dir = dir,
+                                    .reference = reference != NULL ? reference : path,
+                                    .engine = weft__engine_options_of(&flags),
+                                    .json = json,
+                                    .verbose = flags.verbose};
+    if (check_model(&request, &passed, &err) != WEFT_OK) return weft__report("check", &err);
     return passed ? WEFT__EXIT_OK : WEFT__EXIT_FAILED;
 }

@@ -145,6 +145,8 @@ bool weft__command_line_parse(struct weft__command_line *line, int argc, char **
             print_help(line);
             *status = WEFT__EXIT_OK;
             return false;
+        } else if (strcmp(text, "-v") == 0 && find(line, "verbose", 7, &(bool){0}) != NULL) {
+            *(bool *)find(line, "verbose", 7, &(bool){0})->target = true;
         } else if (text[1] != '-') {
             (void)weft__usage(line->command, "there is no option %.60s", text);
             return false;

@@ -326,6 +326,9 @@ static int run_model(struct run *run, const char *dir, const char *prompt)
         (void)fprintf(stderr, "weft run: context limited to %lld tokens by memory\n",
                       (long long)view->plan->context);
     int status;
+    if (run->engine_flags.verbose &&
+        weft__print_plan(view->arch, view->checkpoint, view->plan, &err) != WEFT_OK)
+        (void)weft__report("run", &err);
     if (run->prompts != NULL)
         status = run_file(run);
     else if (prompt != NULL)

@@ -61,6 +61,9 @@ static void say_loaded(const struct serve *serve)
         tokens / (long long)plan->context, tokens / plan->context == 1 ? "" : "s",
         (long long)plan->max_running, (long long)plan->max_queue, (long long)limits->tokens);
     weft_error err;
+    if (serve->engine_flags.verbose &&
+        weft__print_plan(view->arch, view->checkpoint, plan, &err) != WEFT_OK)
+        (void)weft__report("serve", &err);
     if (weft__chat_check(view->chat, &err) != WEFT_OK)
         (void)fprintf(stderr, "weft serve: chat completions will be refused: %s\n", err.text);
     (void)fprintf(stderr, "weft serve: ready\n");
