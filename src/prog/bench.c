@@ -14,6 +14,23 @@ enum { WARMUP_TOKENS = 32, DEFAULT_REQUESTS = 1000 };
 
 /* ---- options ---- */
 
+static bool parse_line(struct weft__bench_options *o, const struct weft__option *options, int argc,
+                       char **argv, int *status)
+{
+    struct weft__command_line line = {
+        .command = "bench",
+        .synopsis = "URL",
+        .about = "Loads an OpenAI-compatible server or /generate and measures its streams.\n"
+                 "Also: weft bench diagnose FILE, weft bench compare A.json B.json.",
+        .options = options,
+        .arguments_min = 1,
+        .arguments_max = 1,
+    };
+    if (!weft__command_line_parse(&line, argc, argv, status)) return false;
+    o->url = line.argument[0];
+    return true;
+}
+
 static bool parse(struct weft__bench_options *o, int argc, char **argv, int *status)
 {
     const struct weft__option options[] = {
@@ -31,8 +48,7 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
         {WEFT__OPTION_INT, "random-input-len", &o->input_len, 1, 1 << 24, "N",
          "tokens of a random prompt (1024)"},
         {WEFT__OPTION_INT, "random-output-len", &o->output_len, 1, 1 << 24, "N",
-         "tokens of an answer (1024; vllm: 128)"},
-        {WEFT__OPTION_INT, "output-len", &o->output_len, 1, 1 << 24, "N", "the same"},
+         "tokens of an answer, of any dataset (1024; vllm: 128)"},
         {WEFT__OPTION_DOUBLE, "random-range-ratio", &o->range_ratio, 0, 1, "R",
          "how lengths vary (0)"},
         {WEFT__OPTION_STRING, "range-ratio-mode", &o->ratio_mode, 0, 0, "RULE",
@@ -67,6 +83,8 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
          "definitions, table and keys: sglang or vllm (sglang)"},
         {WEFT__OPTION_STRING, "output-file", &o->output_file, 0, 0, "FILE",
          "append the JSON of each run, a line each"},
+        {WEFT__OPTION_FLAG, "output-details", &o->details, 0, 0, NULL,
+         "with the times of each request in the JSON"},
         {WEFT__OPTION_STRING, "tag", &o->tag, 0, 0, "TEXT", "a word for the JSON"},
         {WEFT__OPTION_FLAG, "json", &o->json, 0, 0, NULL, "JSON instead of the table"},
         {WEFT__OPTION_FLAG, "allow-failures", &o->allow_failures, 0, 0, NULL,
@@ -74,18 +92,7 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
         {WEFT__OPTION_FLAG, "disable-tqdm", &o->no_progress, 0, 0, NULL, "no progress bar"},
         {0},
     };
-    struct weft__command_line line = {
-        .command = "bench",
-        .synopsis = "URL",
-        .about = "Loads an OpenAI-compatible server or /generate and measures its streams.\n"
-                 "Also: weft bench diagnose FILE, weft bench compare A.json B.json.",
-        .options = options,
-        .arguments_min = 1,
-        .arguments_max = 1,
-    };
-    if (!weft__command_line_parse(&line, argc, argv, status)) return false;
-    o->url = line.argument[0];
-    return true;
+    return parse_line(o, options, argc, argv, status);
 }
 
 /* The index of text among count names, -1: none. */

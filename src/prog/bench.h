@@ -50,7 +50,7 @@ struct weft__bench_options {
         timeout_s;
     int64_t repeats;
     double range_ratio, rate, burstiness, temperature, top_p;
-    bool stop_at_eos, send_ids, allow_failures, json, no_progress;
+    bool stop_at_eos, send_ids, allow_failures, json, no_progress, details;
     /* made of those */
     enum weft__bench_api api;
     enum weft__bench_rules rules;       /* of definitions, table and arrivals */

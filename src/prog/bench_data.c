@@ -150,7 +150,10 @@ static json_t *body_json(const struct weft__bench_options *o, const struct promp
         json_pack("{s:s, s:f, s:f, s:b, s:b, s:{s:b}}", "model", o->model, "temperature",
                   o->temperature, "top_p", o->top_p, "ignore_eos", (int)!o->stop_at_eos, "stream",
                   1, "stream_options", "include_usage", 1);
-    (void)json_object_update(body, common);
+    if (common == NULL || json_object_update(body, common) != 0) {
+        json_decref(body);
+        body = NULL;
+    }
     json_decref(common);
     return body;
 }
@@ -441,7 +444,7 @@ static weft_status make_file(struct maker *m)
     if (sharegpt && m->tok == NULL && m->o->output_len == 0)
         return weft__fail(m->err, WEFT_INVALID,
                           "sharegpt needs --tokenizer MODEL to measure its answers, or "
-                          "--output-len N");
+                          "--random-output-len N");
     WEFT__TRY(weft__read_file(m->o->dataset_path, WEFT__BENCH_MAX_FILE, &text, &len, m->err));
     weft_status status = sharegpt ? make_sharegpt(m, text, len) : make_lines(m, text, len);
     free(text);

@@ -629,6 +629,42 @@ static json_t *weft_json(const struct weft__bench_options *o, const struct weft_
     return out;
 }
 
+static json_t *itls_json(const struct weft__bench_options *o, const struct weft__bench_request *r)
+{
+    struct series gaps = {0};
+    json_t *out = json_array();
+    push_itls(&gaps, r, o->api == WEFT__API_GENERATE && o->rules == WEFT__RULES_SGLANG, o->rules);
+    for (int64_t k = 0; k < gaps.count; k++)
+        (void)json_array_append_new(out, json_real(gaps.value[k] / 1e3));
+    free(gaps.value);
+    return out;
+}
+
+/* What both vendors call details: a value a request, in seconds; of a failed one zeros. */
+static void put_details(json_t *object, const struct weft__bench_options *o,
+                        const struct weft__bench_data *data, const struct result *res)
+{
+    static const char *const keys[] = {"input_lens", "output_lens", "ttfts",      "itls",
+                                       "errors",     "latencies",   "start_times"};
+    json_t *list[WEFT__COUNT(keys)];
+    for (size_t k = 0; k < WEFT__COUNT(keys); k++)
+        (void)json_object_set_new(object, keys[k], list[k] = json_array());
+    for (int64_t i = 0; i < data->count; i++) {
+        const struct weft__bench_request *r = &data->request[i];
+        bool good = r->end == WEFT__END_OK, valid = weft__utf8_valid(r->error, strlen(r->error));
+        json_t *value[] = {
+            json_integer(r->prompt_len >= 0 ? r->prompt_len : weft__max(r->usage_prompt, 0)),
+            json_integer(good ? output_of(res, r, i, o->rules) : 0),
+            json_real(good ? fmax(ttft_of(r, o->rules), 0) / 1e3 : 0),
+            good ? itls_json(o, r) : json_array(),
+            json_string(valid ? r->error : "(not UTF-8)"),
+            json_real(good ? e2e_of(r, o->rules) / 1e3 : 0),
+            json_real((double)r->start_ns / 1e9)};
+        for (size_t k = 0; k < WEFT__COUNT(keys); k++)
+            (void)json_array_append_new(list[k], value[k]);
+    }
+}
+
 static weft_status save(const char *path, const json_t *object, weft_error *err)
 {
     FILE *file = fopen(path, "a");
@@ -649,6 +685,7 @@ weft_status weft__bench_print(const struct weft__bench_options *o,
         json_t *object = json_object();
         put_setup(object, o, data);
         put_totals(object, o, data, &res);
+        if (o->details) put_details(object, o, data, &res);
         (void)json_object_set_new(object, "weft", weft_json(o, data, run, &res));
         if (o->json) {
             (void)json_dumpf(object, stdout, JSON_COMPACT);

@@ -18,6 +18,10 @@ void weft__bench_fail(struct weft__bench_request *r, enum weft__bench_end end, c
     va_end(args);
     for (char *c = r->error; *c != '\0'; c++)
         if ((unsigned char)*c < ' ' || *c == 127) *c = ' ';
+    /* The cut may have split a character. */
+    size_t len = strlen(r->error);
+    for (int i = 0; i < 3 && len > 0 && !weft__utf8_valid(r->error, len); i++)
+        r->error[--len] = '\0';
 }
 
 /* ---- events ---- */
@@ -39,7 +43,8 @@ static void read_int(struct weft__json *json, int64_t *out)
 {
     struct weft__json ahead = *json;
     int64_t value;
-    if (weft__json_kind(json) == WEFT__JSON_NUMBER && weft__json_int(&ahead, &value)) {
+    if (weft__json_kind(json) == WEFT__JSON_NUMBER && weft__json_int(&ahead, &value) &&
+        value <= INT32_MAX) {
         *json = ahead;
         *out = value;
     } else {

@@ -158,7 +158,7 @@ def test_datasets():
     check("sharegpt: lengths of the answers are asked for", all(body["max_tokens"] >= 4 for _, body in stub.bodies))
     for what, options in (("no file", ["--dataset-name", "sharegpt"]),
                           ("not JSON", ["--dataset-name", "sharegpt", "--dataset-path", path("x", "{"),
-                                        "--output-len", "4"]),
+                                        "--random-output-len", "4"]),
                           ("no prompt", ["--dataset-name", "prompts", "--dataset-path", path("y", "\n\n")]),
                           ("not there", ["--dataset-name", "prompts", "--dataset-path", "/nowhere"]),
                           ("body", ["--vocab", "9", "--extra-request-body", "[1]"]),
@@ -194,6 +194,37 @@ def test_times():
             near(what + ": lag", answer["weft"]["dispatch_lag_mean_ms"], 0, 20)
             near(what + ": waiting for a slot", answer["weft"]["slot_wait_mean_ms"], 100, 300)
     same("at most 4 at once", stub.most, 4)
+
+
+def test_details():
+    """The figures again from the times of each request: means, percentiles, peaks of 1 s."""
+    stub = Stub(first=0.05, gap=0.005)
+    answer = run("details", stub.url, "--num-prompts", "40", "--request-rate", "30", "--random-range-ratio", "0.2",
+                 "--random-output-len", "20", "--output-details")
+    ttfts, itls = answer["ttfts"], [gap for gaps in answer["itls"] for gap in gaps]
+    tpots = [(e2e - ttft) / (n - 1) for e2e, ttft, n in
+             zip(answer["latencies"], ttfts, answer["output_lens"]) if n > 1]
+    for key, values in (("ttft", ttfts), ("itl", itls), ("tpot", tpots), ("e2e_latency", answer["latencies"])):
+        values = sorted(values)
+        at = 0.99 * (len(values) - 1)
+        p99 = values[int(at)] + (values[min(int(at) + 1, len(values) - 1)] - values[int(at)]) * (at % 1)
+        for name, wanted in (("mean", statistics.mean(values)), ("median", statistics.median(values)),
+                             ("std", statistics.pstdev(values)), ("p99", p99)):
+            got = answer["%s_%s_ms" % (name, key)]
+            check("%s of %s: %s, not %s" % (name, key, got, wanted * 1e3), abs(got - wanted * 1e3) < 1e-6 * got)
+    begin = min(answer["start_times"])
+    points, alive = {}, {}
+    for start, ttft, gaps, e2e in zip(answer["start_times"], ttfts, answer["itls"], answer["latencies"]):
+        at = start - begin + ttft
+        for gap in [0] + gaps:
+            at += gap
+            points[int(at + 1e-9)] = points.get(int(at + 1e-9), 0) + 1
+        for second in range(int(start - begin + 1e-9), int(start - begin + e2e + 1e-9) + 1):
+            alive[second] = alive.get(second, 0) + 1
+    same("peaks", (answer["max_output_tokens_per_s"], answer["max_concurrent_requests"]),
+         (max(points.values()), max(alive.values())))
+    same("sums", (answer["total_output_tokens"], answer["total_input_tokens"]),
+         (sum(answer["output_lens"]), sum(answer["input_lens"])))
 
 
 def test_spread_itl():
