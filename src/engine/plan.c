@@ -11,6 +11,7 @@ enum {
     DEFAULT_RUNNING = 64,
     DEFAULT_QUEUE = 4096,
     MAX_THREADS = 1024,
+    THREADS_A_CPU = 8,   /* at most, all ranks together */
     RESERVE = 256 << 20, /* left to the rest of the process and the machine */
 };
 
@@ -83,7 +84,8 @@ static weft_status check_options(const weft_engine_options *o, weft_error *err)
     return WEFT_OK;
 }
 
-static void choose_ranks(const weft_engine_options *o, struct weft__ranks_options *ranks)
+static weft_status choose_ranks(const weft_engine_options *o, struct weft__ranks_options *ranks,
+                                weft_error *err)
 {
     int nodes = weft__numa_nodes(), cpus = weft__cpu_count();
     ranks->size = o->ranks > 0 ? o->ranks : (int)weft__min(nodes, WEFT__MAX_RANKS);
@@ -92,6 +94,14 @@ static void choose_ranks(const weft_engine_options *o, struct weft__ranks_option
     ranks->pinned = nodes > 1 && ranks->size * ranks->threads <= cpus;
     ranks->portable = o->portable;
     ranks->timeout_ms = o->timeout_ms;
+    int64_t most = weft__max((int64_t)THREADS_A_CPU * cpus, 4 * WEFT__MAX_RANKS);
+    if ((int64_t)ranks->size * ranks->threads > most)
+        return weft__fail(
+            err, WEFT_INVALID,
+            "%d ranks x %d threads are too many for %d CPUs; at most %lld threads run "
+            "here, and more than one a CPU only slows it down",
+            ranks->size, ranks->threads, cpus, (long long)most);
+    return WEFT_OK;
 }
 
 /* The memory of every rank at these limits. */
@@ -163,7 +173,10 @@ weft_status weft__plan_make(const struct weft__arch *arch, struct weft__checkpoi
     struct weft__plan plan = {0};
     uint64_t page_bytes = 0;
     WEFT__TRY(check_options(o, err));
-    choose_ranks(o, &plan.ranks);
+    if (o->context > arch->context)
+        return weft__fail(err, WEFT_INVALID, "a context of %lld: the model has %lld positions",
+                          (long long)o->context, (long long)arch->context);
+    WEFT__TRY(choose_ranks(o, &plan.ranks, err));
     plan.max_running = o->max_running > 0 ? o->max_running : DEFAULT_RUNNING;
     plan.max_queue = o->max_queue > 0 ? o->max_queue : DEFAULT_QUEUE;
     int64_t chunk = weft__max(o->chunk > 0 ? o->chunk : DEFAULT_CHUNK, plan.max_running);

@@ -108,6 +108,27 @@ weft_status weft__arch_mla(const struct weft__node *config, struct weft__arch *a
     return WEFT_OK;
 }
 
+/* Layers that declare another attention than the family's would run wrongly without a word. */
+static weft_status check_layer_types(const struct weft__node *config, const struct weft__arch *arch,
+                                     weft_error *err)
+{
+    struct weft__node types;
+    WEFT__TRY(weft__node_list(config, "layer_types", &types, err));
+    for (int64_t i = 0; types.json != NULL && i < weft__node_count(&types); i++) {
+        const char *type;
+        WEFT__TRY(weft__node_string_at(&types, i, &type, err));
+        bool known = strcmp(type, "full_attention") == 0 ||
+                     (arch->window > 0 && strcmp(type, "sliding_attention") == 0) ||
+                     (arch->index_top > 0 && strcmp(type, "deepseek_sparse_attention") == 0);
+        if (!known)
+            return weft__fail(err, WEFT_UNSUPPORTED,
+                              "%s: layer_types[%lld] is \"%.40s\", which weft does not support for "
+                              "this family",
+                              config->file, (long long)i, type);
+    }
+    return WEFT_OK;
+}
+
 /* Which layers are mixtures: mlp_layer_types, else first_k_dense_replace. */
 static weft_status sparse_layers(const struct weft__node *config, struct weft__arena *arena,
                                  struct weft__arch *arch, weft_error *err)
@@ -230,12 +251,18 @@ weft_status weft__arch_load(const char *dir, struct weft__arena *arena, struct w
         return weft__fail(err, WEFT_TOO_LONG, "%.100s...: path too long", dir);
     struct weft__node config;
     weft_status status = weft__config_open(path, &config, err);
+    if (status == WEFT_NOT_FOUND)
+        return weft__fail(err, WEFT_NOT_FOUND,
+                          "%s: there is no config.json; MODEL is the directory of a Hugging Face "
+                          "checkpoint",
+                          dir[0] != '\0' ? dir : "(empty name)");
     if (status != WEFT_OK) return status;
     struct weft__arch arch = {0};
     status = choose_family(&config, &arch.family, err);
     if (status == WEFT_OK) status = check_quantisation(&config, err);
     if (status == WEFT_OK) status = weft__arch_common(&config, &arch, err);
     if (status == WEFT_OK) status = arch.family->configure(&config, arena, &arch, err);
+    if (status == WEFT_OK) status = check_layer_types(&config, &arch, err);
     weft__config_close(&config);
     if (status == WEFT_OK) *out = arch;
     return status;

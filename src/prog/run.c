@@ -1,4 +1,5 @@
 /* weft run: one prompt, a file of prompts, or a conversation in the terminal. */
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,12 +125,12 @@ static int run_prompt(struct run *run, const char *prompt)
         print_json_result(NULL, &result);
     else
         (void)putchar('\n');
-    if (!result.complete && !run->json && run->max_tokens == 0)
+    if (!result.complete && !run->json && run->max_tokens == 0 && !ferror(stdout))
         (void)fprintf(stderr, "weft run: stopped after %lld tokens: the context is full\n",
                       (long long)result.generated_tokens);
     if (run->stats) print_stats(run, &result);
     weft_generated_free(&result);
-    return fflush(stdout) == 0 && ferror(stdout) == 0 ? WEFT__EXIT_OK : WEFT__EXIT_FAILED;
+    return WEFT__EXIT_OK;
 }
 
 /* Prompts of a file, one a line, side by side; results in the file's order. */
@@ -177,7 +178,8 @@ static size_t cut_lines(char *text, char **line)
 {
     size_t count = 0;
     char *state = NULL;
-    for (char *at = strtok_r(text, "\n", &state); at != NULL; at = strtok_r(NULL, "\n", &state)) {
+    for (char *at = strtok_r(text, "\r\n", &state); at != NULL;
+         at = strtok_r(NULL, "\r\n", &state)) {
         if (line != NULL) line[count] = at;
         count++;
     }
@@ -262,6 +264,8 @@ static void chat_turn(struct run *run, struct chat *chat, const char *line)
         return;
     }
     (void)putchar('\n');
+    if (!result.complete && run->max_tokens == 0)
+        (void)fprintf(stderr, "weft run: the context is full; /new starts another conversation\n");
     if (run->stats) print_stats(run, &result);
     if (!push(chat, "assistant", result.text)) forget(chat, chat->count - 1);
     weft_generated_free(&result);
@@ -297,7 +301,8 @@ static int run_stdin(struct run *run)
     char piece[4096];
     size_t got;
     weft__buf_init(&text, MAX_INPUT);
-    while ((got = fread(piece, 1, sizeof piece, stdin)) > 0) weft__buf_append(&text, piece, got);
+    while (!feof(stdin) && (got = fread(piece, 1, sizeof piece, stdin)) > 0)
+        weft__buf_append(&text, piece, got);
     if (text.len > 0 && text.data[text.len - 1] == '\n') text.data[--text.len] = '\0';
     int status = WEFT__EXIT_FAILED;
     if (text.failed || strlen(text.data != NULL ? text.data : "") != text.len)
@@ -384,5 +389,7 @@ int weft__cmd_run(int argc, char **argv)
     if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
     if (run.prompts != NULL && line.argument[1] != NULL)
         return weft__usage("run", "give PROMPT or --prompts, not both");
+    if (run.json && run.prompts == NULL && line.argument[1] == NULL && isatty(STDIN_FILENO))
+        return weft__usage("run", "--json needs a prompt: chatting in the terminal is text");
     return run_model(&run, line.argument[0], line.argument[1]);
 }

@@ -1,4 +1,5 @@
 /* weft: the table of subcommands. */
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,6 +27,15 @@ static void help(FILE *out)
                        "directory.\n");
 }
 
+/* Output that could not be written is a failure, once, whatever the command thinks. */
+static int finish(const char *word, int status)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+    (void)fprintf(stderr, "weft %s: cannot write to standard output: %s\n", word,
+                  errno != 0 ? strerror(errno) : "it was closed");
+    return WEFT__EXIT_FAILED;
+}
+
 int main(int argc, char **argv)
 {
     /* A reader that goes away is an error of write, not the end of the process. */
@@ -37,14 +47,15 @@ int main(int argc, char **argv)
     const char *word = argv[1];
     if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) {
         help(stdout);
-        return WEFT__EXIT_OK;
+        return finish("help", WEFT__EXIT_OK);
     }
     if (strcmp(word, "--version") == 0) {
         (void)printf("weft %s\n", weft_version());
-        return WEFT__EXIT_OK;
+        return finish("--version", WEFT__EXIT_OK);
     }
     for (size_t i = 0; i < WEFT__COUNT(commands); i++)
-        if (strcmp(word, commands[i].word) == 0) return commands[i].run(argc - 1, argv + 1);
+        if (strcmp(word, commands[i].word) == 0)
+            return finish(word, commands[i].run(argc - 1, argv + 1));
     (void)fprintf(stderr, "weft: there is no command \"%s\"; `weft --help` lists them\n", word);
     return WEFT__EXIT_USAGE;
 }

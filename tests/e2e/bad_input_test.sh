@@ -76,6 +76,12 @@ model llama
 head -c 100000 /dev/zero | tr '\0' '[' >"$scratch/m/config.json"
 expect 1 'config.json' "$weft" check "$scratch/m"
 
+model qwen3
+edit config.json 's/"full_attention"/"linear_attention"/'
+expect 1 'layer_types.*linear_attention' "$weft" check "$scratch/m"
+expect 1 '1024 x|16 ranks x 1024' "$weft" check "$root/models/atlas" --tp 16 --threads 1024
+expect 1 'positions' "$weft" run "$root/models/atlas" hi --context 5000
+
 # ---- tensors ----
 model llama
 truncate -s 200000 "$scratch/m/model.safetensors"
@@ -96,6 +102,17 @@ expect 1 'model.safetensors' "$weft" check "$scratch/m"
 # ---- prompts ----
 yes word | head -n 5000 | tr '\n' ' ' >"$scratch/long"
 expect 1 '1024|context' "$weft" run "$root/models/atlas" "$(cat "$scratch/long")"
+
+# ---- output ----
+for command in "info $root/models/atlas" "run $root/models/atlas Hello" "--version"; do
+    code=0
+    # shellcheck disable=SC2086
+    "$weft" $command >/dev/full 2>"$scratch/err" </dev/null || code=$?
+    if [ $code != 1 ] || ! grep -q 'standard output' "$scratch/err"; then
+        echo "FAILED: $command >/dev/full: exit $code"
+        failures=$((failures + 1))
+    fi
+done
 
 [ $failures = 0 ] || exit 1
 echo "bad input: every case ends in one line and the right status"
