@@ -14,6 +14,7 @@ enum { WEFT__EXIT_OK = 0, WEFT__EXIT_FAILED = 1, WEFT__EXIT_USAGE = 2 };
     X(check, "check", "compare logits and greedy tokens with a reference")   \
     X(bench, "bench", "load a server, compare runs, diagnose busy GPUs")     \
     X(comm_bench, "comm-bench", "time the collectives, and check them")      \
+    X(tokenize, "tokenize", "text to token ids and back")                    \
     X(info, "info", "what a model directory holds and needs")                \
     X(quantize, "quantize", "write a checkpoint as NVFP4 or FP8")
 
