@@ -35,8 +35,8 @@ void weft__normalizer_free(struct weft__normalizer *normalizer)
 
 /* ---- Unicode normalization forms ---- */
 
-/* Ranges without combining marks and without anything NFC changes: most text is in them, and text
- * that is wholly in them is its own NFC. Sorted. */
+/* Ranges of starters that NFC leaves alone and that compose with nothing before them. Most text is
+ * in them, so only what lies between is looked at closely. Sorted. */
 static const struct weft__code_range composed[] = {
     {0x0, 0x2ff},     {0x400, 0x482},   {0x48a, 0x52f},     {0x5d0, 0x5ea},   {0x620, 0x64a},
     {0xe01, 0xe30},   {0x2010, 0x205e}, {0x20a0, 0x20c0},   {0x2190, 0x2328}, {0x232b, 0x2adb},
@@ -44,22 +44,13 @@ static const struct weft__code_range composed[] = {
     {0xac00, 0xd7a3}, {0xff01, 0xffee}, {0x1f300, 0x1faff},
 };
 
-static bool is_composed(uint32_t code)
+/* Whether the form changes neither the character nor what it does to the text before it. */
+static bool is_plain(const struct weft__normalize_step *step, uint32_t code)
 {
-    if (code < 0x300) return true;
-    for (size_t i = 1; i < WEFT__COUNT(composed); i++)
-        if (code <= composed[i].last) return code >= composed[i].first;
-    return false;
-}
-
-static bool is_normal(const struct weft__normalize_step *step, const char *text, size_t len)
-{
-    for (size_t i = 0; i < len;) {
-        uint32_t code = 0;
-        i += (size_t)weft__utf8_next(text + i, len - i, &code);
-        if (step->compose && !step->compat ? !is_composed(code) : code >= 0x80) return false;
-    }
-    return true;
+    if (code < 0x80 || !step->compose || step->compat) return code < 0x80;
+    size_t i = 0;
+    while (i + 1 < WEFT__COUNT(composed) && code > composed[i].last) i++;
+    return code >= composed[i].first && code <= composed[i].last;
 }
 
 static weft_status reserve_codes(struct weft__normalize_scratch *scratch, size_t count,
@@ -125,7 +116,8 @@ static weft_status finish_codes(const struct weft__normalize_step *step,
     return WEFT_OK;
 }
 
-static weft_status normalize_unicode(const struct weft__normalize_step *step,
+/* One stretch of text that no plain character ends; its first may be one. */
+static weft_status normalize_stretch(const struct weft__normalize_step *step,
                                      struct weft__normalize_scratch *scratch, const char *text,
                                      size_t len, struct weft__buf *out, weft_error *err)
 {
@@ -157,6 +149,39 @@ static weft_status normalize_unicode(const struct weft__normalize_step *step,
         char bytes[4];
         weft__buf_append(out, bytes, (size_t)weft__utf8_put(bytes, (uint32_t)scratch->codes[i]));
     }
+    return WEFT_OK;
+}
+
+/* Copies plain characters and normalizes what is between; a mark acts on the character before it,
+ * too. *changed stays false, and nothing is written, when all is plain. */
+static weft_status normalize_unicode(const struct weft__normalize_step *step,
+                                     struct weft__normalize_scratch *scratch,
+                                     struct weft__json_text text, struct weft__buf *out,
+                                     bool *changed, weft_error *err)
+{
+    size_t copied = 0, previous = 0, i = 0;
+    while (i < text.len) {
+        uint32_t code = 0;
+        int n = weft__utf8_next(text.data + i, text.len - i, &code);
+        if (is_plain(step, code)) {
+            previous = i;
+            i += (size_t)n;
+            continue;
+        }
+        size_t begin = previous;
+        do {
+            i += (size_t)n;
+            if (i == text.len) break;
+            n = weft__utf8_next(text.data + i, text.len - i, &code);
+        } while (!is_plain(step, code));
+        *changed = true;
+        weft__buf_append(out, text.data + copied, begin - copied);
+        weft_status status =
+            normalize_stretch(step, scratch, text.data + begin, i - begin, out, err);
+        if (status != WEFT_OK) return status;
+        copied = previous = i;
+    }
+    if (*changed) weft__buf_append(out, text.data + copied, i - copied);
     return WEFT_OK;
 }
 
@@ -221,14 +246,15 @@ static weft_status apply(const struct weft__normalize_step *step,
                          struct weft__buf *out, weft_error *err)
 {
     weft_status status = WEFT_OK;
+    bool changed = false;
     out->len = 0;
     switch (step->kind) {
     case WEFT__NORMALIZE_STRIP:
         *text = strip(step, *text);
         return WEFT_OK;
     case WEFT__NORMALIZE_UNICODE:
-        if (is_normal(step, text->data, text->len)) return WEFT_OK;
-        status = normalize_unicode(step, scratch, text->data, text->len, out, err);
+        status = normalize_unicode(step, scratch, *text, out, &changed, err);
+        if (!changed) return status;
         break;
     case WEFT__NORMALIZE_LOWERCASE:
         lowercase(text->data, text->len, out);

@@ -79,24 +79,30 @@ int weft__byte_of_char(uint32_t code)
 
 void weft__map_bytes(const char *bytes, size_t len, struct weft__buf *out)
 {
-    char text[4];
+    char text[64];
+    size_t count = 0;
     for (size_t i = 0; i < len; i++) {
-        int n = weft__utf8_put(text, weft__char_of_byte((unsigned char)bytes[i]));
-        weft__buf_append(out, text, (size_t)n);
+        count += (size_t)weft__utf8_put(text + count, weft__char_of_byte((unsigned char)bytes[i]));
+        if (count + 4 < sizeof text && i + 1 < len) continue;
+        weft__buf_append(out, text, count);
+        count = 0;
     }
 }
 
 bool weft__unmap_chars(const char *text, size_t len, struct weft__buf *out)
 {
-    size_t i = 0;
-    while (i < len) {
-        uint32_t code;
+    char bytes[64];
+    size_t count = 0;
+    for (size_t i = 0; i < len;) {
+        uint32_t code = 0;
         int n = weft__utf8_next(text + i, len - i, &code);
         int byte = n > 0 ? weft__byte_of_char(code) : -1;
         if (byte < 0) return false;
-        char c = (char)byte;
-        weft__buf_append(out, &c, 1);
+        bytes[count++] = (char)byte;
         i += (size_t)n;
+        if (count < sizeof bytes && i < len) continue;
+        weft__buf_append(out, bytes, count);
+        count = 0;
     }
     return true;
 }

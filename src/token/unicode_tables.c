@@ -54,6 +54,7 @@ const struct weft__assigned weft__assigned[] = {
     {0x113d7, 0x113d8, "Po", ""},
     {0x113e1, 0x113e2, "Mn", ""},
     {0x116d0, 0x116e3, "Nd", ""},
+    {0x1171e, 0x1171e, "Mc", ""},
     {0x11b00, 0x11b09, "Po", "Devanagari"},
     {0x11bc0, 0x11be0, "Lo", ""},
     {0x11be1, 0x11be1, "Po", ""},
