@@ -311,7 +311,7 @@ static void bench_dispatch(void)
 
 int main(int argc, char **argv)
 {
-    int threads = argc > 1 ? atoi(argv[1]) : 1;
+    int threads = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 1;
     weft_error err;
     const struct weft__dev_options options = {.threads = threads, .first_cpu = -1};
     if (weft__cpu.core->open(&options, &dev, &err) != WEFT_OK) {

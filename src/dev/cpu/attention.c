@@ -80,13 +80,9 @@ void weft__cpu_attention(struct weft__dev *dev, const struct weft__op_attention 
 
 /* ---- index_select ---- */
 
-/* The best `top` of what is pushed. A candidate is one number: the score, ordered as an unsigned
- * integer, above the complement of the position, so that larger is better and no two are equal. */
-struct ranking {
-    uint64_t *kept; /* [2 * top], positions ascending */
-    int64_t count, top;
-    uint64_t least; /* what is not above it has lost already */
-};
+/* A ranking keeps the best `top` of what is pushed. A candidate is one number: the score, ordered
+ * as an unsigned integer, above the complement of the position, so that larger is better and no two
+ * are equal. */
 
 static uint64_t candidate(float score, int64_t position)
 {
@@ -112,7 +108,7 @@ static uint64_t nth_largest(const uint64_t *value, int64_t n, int64_t rank)
     return prefix;
 }
 
-static void keep_top(struct ranking *r)
+static void keep_top(struct weft__ranking *r)
 {
     if (r->count <= r->top) return;
     uint64_t least = nth_largest(r->kept, r->count, r->top);
@@ -124,44 +120,98 @@ static void keep_top(struct ranking *r)
     r->least = least;
 }
 
-static void push(struct ranking *r, uint64_t value)
+static void push(struct weft__ranking *r, uint64_t value)
 {
     if (value <= r->least && r->count >= r->top) return;
     if (r->count == 2 * r->top) keep_top(r);
     if (value > r->least || r->count < r->top) r->kept[r->count++] = value;
 }
 
-static void select_row(struct weft__dev *dev, const struct weft__op_index_select *op,
-                       const struct weft__seq *seq, int64_t row, struct weft__scratch *scratch)
+/* Keys first .. last of what a row sees. */
+static void rank_keys(const struct weft__dev *dev, const struct weft__op_index_select *op,
+                      const struct weft__seq *seq, int64_t row, int64_t first, int64_t last,
+                      struct weft__ranking *r)
 {
-    const int64_t token = seq->row + row, keys = seq->kv_len - seq->count + row + 1;
-    if (keys <= op->top) {
-        op->count[token] = -1;
-        return;
-    }
-    struct ranking r = {.kept = scratch->ranked, .top = op->top};
-    for (int64_t key = 0; key < keys; key += WEFT__PAGE) {
+    for (int64_t key = first; key < last; key += WEFT__PAGE) {
         float score[WEFT__PAGE];
-        int64_t n = weft__min(WEFT__PAGE, keys - key);
+        int64_t n = weft__min(WEFT__PAGE, last - key);
         dev->kernels->index_score(op, seq, row, key, n, score);
-        for (int64_t j = 0; j < n; j++) push(&r, candidate(score[j], key + j));
+        for (int64_t j = 0; j < n; j++) push(r, candidate(score[j], key + j));
     }
-    keep_top(&r);
+}
+
+static uint32_t position(uint64_t value) { return ~(uint32_t)value; }
+
+static void store_ranking(const struct weft__op_index_select *op, int64_t token,
+                          struct weft__ranking *r)
+{
+    keep_top(r);
     int32_t *out = op->selected + token * op->top;
-    for (int64_t i = 0; i < op->top; i++) out[i] = (int32_t) ~(uint32_t)r.kept[i];
+    for (int64_t i = 0; i < op->top; i++) out[i] = (int32_t)position(r->kept[i]);
     op->count[token] = (int32_t)op->top;
 }
 
+struct select_row {
+    const struct weft__op_index_select *op;
+    const struct weft__seq *seq;
+    int64_t row, keys;
+};
+
+/* The unit-th row of the batch; true when it sees at most `top` keys and so is done. */
+static bool select_all(const struct weft__op_index_select *op, struct select_row *out, int64_t unit)
+{
+    const struct weft__seq *seq = op->seq;
+    while (unit >= seq->count) unit -= seq++->count;
+    *out = (struct select_row){op, seq, unit, seq->kv_len - seq->count + unit + 1};
+    if (out->keys > op->top) return false;
+    op->count[seq->row + unit] = -1;
+    return true;
+}
+
+/* Many rows: a row a unit. */
 static void select_unit(struct weft__dev *dev, const void *arg, int64_t unit, int thread)
 {
     const struct weft__op_index_select *op = arg;
-    for (int64_t s = 0; s < op->seqs; s++) {
-        if (unit < op->seq[s].count) {
-            select_row(dev, op, &op->seq[s], unit, &dev->scratch[thread]);
-            return;
-        }
-        unit -= op->seq[s].count;
+    struct select_row s;
+    if (select_all(op, &s, unit)) return;
+    struct weft__ranking r = {.kept = dev->scratch[thread].ranked, .top = op->top};
+    rank_keys(dev, op, s.seq, s.row, 0, s.keys, &r);
+    store_ranking(op, s.seq->row + s.row, &r);
+}
+
+/* Few rows: the team shares the keys of one. Each thread ranks those it gets, in ascending order;
+ * candidates have one order, so who ranked which changes nothing. */
+enum { SLICE = 16 * WEFT__PAGE }; /* keys of a unit */
+
+static void slice_unit(struct weft__dev *dev, const void *arg, int64_t unit, int thread)
+{
+    const struct select_row *s = arg;
+    rank_keys(dev, s->op, s->seq, s->row, unit * SLICE, weft__min((unit + 1) * SLICE, s->keys),
+              &dev->scratch[thread].ranking);
+}
+
+/* Both hold at most `top` candidates in ascending positions, and so does the result. */
+static void merge(struct weft__ranking *into, const struct weft__ranking *from)
+{
+    int64_t a = into->count, b = from->count;
+    into->count = a + b;
+    for (int64_t to = a + b; b > 0;) {
+        bool take = a > 0 && position(into->kept[a - 1]) > position(from->kept[b - 1]);
+        into->kept[--to] = take ? into->kept[--a] : from->kept[--b];
     }
+    keep_top(into);
+}
+
+static void select_by_slices(struct weft__dev *dev, const struct select_row *row)
+{
+    for (int t = 0; t < dev->threads; t++)
+        dev->scratch[t].ranking =
+            (struct weft__ranking){.kept = dev->scratch[t].ranked, .top = row->op->top};
+    weft__team_run(dev, weft__ceil_div(row->keys, SLICE), slice_unit, row);
+    struct weft__ranking *all = &dev->scratch[0].ranking;
+    for (int t = 0; t < dev->threads; t++) keep_top(&dev->scratch[t].ranking);
+    for (int t = 1; t < dev->threads; t++) merge(all, &dev->scratch[t].ranking);
+    store_ranking(row->op, row->seq->row + row->row, all);
 }
 
 void weft__cpu_index_select(struct weft__dev *dev, const struct weft__op_index_select *op)
@@ -169,5 +219,12 @@ void weft__cpu_index_select(struct weft__dev *dev, const struct weft__op_index_s
     assert(op->top >= 1 && op->top <= WEFT__INDEX_TOP_MAX);
     int64_t rows = 0;
     for (int64_t s = 0; s < op->seqs; s++) rows += op->seq[s].count;
-    weft__team_run(dev, rows, select_unit, op);
+    if (dev->threads == 1 || rows >= 2 * (int64_t)dev->threads) {
+        weft__team_run(dev, rows, select_unit, op);
+        return;
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        struct select_row row;
+        if (!select_all(op, &row, i)) select_by_slices(dev, &row);
+    }
 }

@@ -130,6 +130,12 @@ static void page_values(const struct page *page, struct query *query, int64_t fi
     }
 }
 
+/* MLA's absorbed form: a value is the first part of its key. */
+static bool values_in_keys(const struct weft__op_attention *op)
+{
+    return op->v == op->k && op->v_stride == op->k_stride && op->v_head_stride == op->k_head_stride;
+}
+
 /* Keys index .. index + PAGE of what the unit's queries see: a page of the cache, or of `list`.
  * They are also fetched: the caller asks for a page ahead. */
 static void page_at(const struct weft__attend *a, const int32_t *list, int64_t keys, int64_t index,
@@ -147,7 +153,7 @@ static void page_at(const struct weft__attend *a, const int32_t *list, int64_t k
         page->k[j] = op->k + slot * op->k_stride + head * op->k_head_stride;
         page->v[j] = op->v + slot * op->v_stride + head * op->v_head_stride;
         for (int64_t d = 0; d < op->key_dim; d += LINE) __builtin_prefetch(page->k[j] + d);
-        if (op->v == op->k) continue; /* MLA: values are part of the keys */
+        if (values_in_keys(op)) continue;
         for (int64_t d = 0; d < op->value_dim; d += LINE) __builtin_prefetch(page->v[j] + d);
     }
 }
@@ -157,7 +163,7 @@ static void page_at(const struct weft__attend *a, const int32_t *list, int64_t k
 static void gather_page(const struct weft__attend *a, float *memory, struct page *page)
 {
     const struct weft__op_attention *op = a->op;
-    bool shared = op->v == op->k;
+    bool shared = values_in_keys(op);
     size_t k_bytes = (size_t)op->key_dim * sizeof(float);
     size_t v_bytes = (size_t)op->value_dim * sizeof(float);
     for (int64_t j = 0; j < page->count; j++) {

@@ -76,7 +76,7 @@ static weft_status open_scratch(struct weft__dev *dev, weft_error *err)
 {
     const size_t panel = (size_t)WEFT__TILE_ROWS * WEFT__TILE_K * sizeof(float);
     const size_t sums = (size_t)WEFT__TILE_ROWS * WEFT__TILE_TOKENS * 8 * sizeof(float);
-    const size_t ranked = 3 * (size_t)WEFT__INDEX_TOP_MAX * sizeof(uint64_t);
+    const size_t ranked = 2 * (size_t)WEFT__INDEX_TOP_MAX * sizeof(uint64_t);
     const size_t each = (panel + sums + ranked + 4095) / 4096 * 4096;
 
     dev->scratch = calloc((size_t)dev->threads, sizeof *dev->scratch);

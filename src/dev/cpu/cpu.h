@@ -32,11 +32,19 @@ enum {
     WEFT__CHUNK = 32,        /* columns decoded together: whole bytes, whole scales */
 };
 
+/* The best `top` candidates of a row of index_select so far; one a thread. */
+struct weft__ranking {
+    uint64_t *kept; /* [2 * top] scores and positions, positions ascending */
+    int64_t count, top;
+    uint64_t least; /* what is not above it has lost already */
+};
+
 /* Work space of one thread. */
 struct weft__scratch {
     float *panel;     /* [TILE_ROWS, TILE_K] */
     float *sums;      /* [TILE_ROWS, TILE_TOKENS, 8] lanes of unfinished dot products */
-    uint64_t *ranked; /* [3, WEFT__INDEX_TOP_MAX] candidates of index_select */
+    uint64_t *ranked; /* [2, WEFT__INDEX_TOP_MAX] for ranking */
+    struct weft__ranking ranking;
 };
 
 /* y[t, r] = x[t] . w[row + r], for r < rows, t < tokens */

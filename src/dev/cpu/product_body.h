@@ -144,16 +144,13 @@ INLINE void decode(const struct weft__dev *dev, weft_dtype dtype, struct codes c
     }
 }
 
-/* decode for a row's last n < 32 weights: what lies beyond the row is not read and counts as 0. */
+/* decode for a row's last n < 32 weights: bytes beyond the row are not read and count as 0. */
 INLINE void decode_rest(const struct weft__dev *dev, weft_dtype dtype, struct codes c, int64_t n,
                         f32x8 w[4])
 {
     uint8_t data[CHUNK * 4] = {0}, scale[2] = {0};
     memcpy(data, c.data, (size_t)(n * chunk_bytes(dtype) + CHUNK - 1) / CHUNK);
-    if (dtype == WEFT_F4_E2M1) {
-        memcpy(scale, c.scale, (size_t)(n + 15) / 16);
-        if (n % 2 != 0) data[n / 2] &= 15;
-    }
+    if (dtype == WEFT_F4_E2M1) memcpy(scale, c.scale, (size_t)(n + 15) / 16);
     decode(dev, dtype, (struct codes){data, scale}, w);
 }
 
