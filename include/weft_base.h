@@ -20,20 +20,20 @@
 #endif
 
 /* name, text */
-#define WEFT_STATUSES(X)                                        \
-    X(OK, "ok")                                                 \
-    X(INVALID, "invalid argument")                              \
-    X(NOT_FOUND, "not found")                                   \
-    X(IO, "input/output error")                                 \
-    X(FORMAT, "malformed data")                                 \
-    X(UNSUPPORTED, "unsupported")                               \
-    X(NO_MEMORY, "out of memory")                               \
-    X(TOO_LONG, "limit exceeded")                               \
-    X(TIMEOUT, "timed out")                                     \
-    X(PEER, "a peer failed")                                    \
-    X(CLOSED, "closed")                                         \
-    X(DEVICE, "device error")                                   \
-    X(INTERNAL, "internal error")                               \
+#define WEFT_STATUSES(X)           \
+    X(OK, "ok")                    \
+    X(INVALID, "invalid argument") \
+    X(NOT_FOUND, "not found")      \
+    X(IO, "input/output error")    \
+    X(FORMAT, "malformed data")    \
+    X(UNSUPPORTED, "unsupported")  \
+    X(NO_MEMORY, "out of memory")  \
+    X(TOO_LONG, "limit exceeded")  \
+    X(TIMEOUT, "timed out")        \
+    X(PEER, "a peer failed")       \
+    X(CLOSED, "closed")            \
+    X(DEVICE, "device error")      \
+    X(INTERNAL, "internal error")  \
     X(BUSY, "busy, try again later")
 
 typedef enum weft_status {
@@ -48,35 +48,35 @@ typedef struct weft_error {
 } weft_error;
 
 /* Element types. name, the name safetensors files use, bits an element */
-#define WEFT_DTYPES(X)                                                                             \
-    X(F32, "F32", 32)                                                                              \
-    X(F16, "F16", 16)                                                                              \
-    X(BF16, "BF16", 16)                                                                            \
-    X(F8_E4M3, "F8_E4M3", 8)                                                                       \
-    X(F4_E2M1, "F4", 4)                                                                            \
-    X(F8_E8M0, "F8_E8M0", 8)                                                                       \
-    X(U8, "U8", 8)                                                                                 \
-    X(I8, "I8", 8)                                                                                 \
-    X(I16, "I16", 16)                                                                              \
-    X(U16, "U16", 16)                                                                              \
-    X(I32, "I32", 32)                                                                              \
-    X(U32, "U32", 32)                                                                              \
-    X(I64, "I64", 64)                                                                              \
-    X(U64, "U64", 64)                                                                              \
-    X(F64, "F64", 64)                                                                              \
-    X(C64, "C64", 64)                                                                              \
-    X(F8_E5M2, "F8_E5M2", 8)                                                                       \
-    X(F8_E4M3FNUZ, "F8_E4M3FNUZ", 8)                                                               \
-    X(F8_E5M2FNUZ, "F8_E5M2FNUZ", 8)                                                               \
-    X(F6_E2M3, "F6_E2M3", 6)                                                                       \
-    X(F6_E3M2, "F6_E3M2", 6)                                                                       \
+#define WEFT_DTYPES(X)               \
+    X(F32, "F32", 32)                \
+    X(F16, "F16", 16)                \
+    X(BF16, "BF16", 16)              \
+    X(F8_E4M3, "F8_E4M3", 8)         \
+    X(F4_E2M1, "F4", 4)              \
+    X(F8_E8M0, "F8_E8M0", 8)         \
+    X(U8, "U8", 8)                   \
+    X(I8, "I8", 8)                   \
+    X(I16, "I16", 16)                \
+    X(U16, "U16", 16)                \
+    X(I32, "I32", 32)                \
+    X(U32, "U32", 32)                \
+    X(I64, "I64", 64)                \
+    X(U64, "U64", 64)                \
+    X(F64, "F64", 64)                \
+    X(C64, "C64", 64)                \
+    X(F8_E5M2, "F8_E5M2", 8)         \
+    X(F8_E4M3FNUZ, "F8_E4M3FNUZ", 8) \
+    X(F8_E5M2FNUZ, "F8_E5M2FNUZ", 8) \
+    X(F6_E2M3, "F6_E2M3", 6)         \
+    X(F6_E3M2, "F6_E3M2", 6)         \
     X(BOOL, "BOOL", 8)
 
 typedef enum weft_dtype {
 #define X(name, file_name, bits) WEFT_##name,
     WEFT_DTYPES(X)
 #undef X
-    WEFT_DTYPE_COUNT
+        WEFT_DTYPE_COUNT
 } weft_dtype;
 
 #ifdef __cplusplus

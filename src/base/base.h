@@ -29,10 +29,10 @@ weft_status weft__fail(weft_error *err, weft_status status, const char *format, 
 weft_status weft__fail_oom(weft_error *err, size_t bytes, const char *what);
 
 /* Passes a failure on to the caller; for functions that have nothing to undo. */
-#define WEFT__TRY(call)                                                                            \
-    do {                                                                                           \
-        weft_status try_status_ = (call);                                                          \
-        if (try_status_ != WEFT_OK) return try_status_;                                            \
+#define WEFT__TRY(call)                                 \
+    do {                                                \
+        weft_status try_status_ = (call);               \
+        if (try_status_ != WEFT_OK) return try_status_; \
     } while (0)
 
 /* ---- checked sizes: false when the result does not fit ---- */
@@ -52,7 +52,8 @@ struct weft__arena {
 
 /* Zeroed memory aligned for any type, or NULL. Owned by the arena. */
 void *weft__arena_alloc(struct weft__arena *arena, size_t bytes);
-void *weft__arena_array(struct weft__arena *arena, size_t count, size_t size); /* overflow -> NULL */
+void *weft__arena_array(struct weft__arena *arena, size_t count,
+                        size_t size); /* overflow -> NULL */
 char *weft__arena_strndup(struct weft__arena *arena, const char *text, size_t len);
 void weft__arena_free(struct weft__arena *arena);
 
@@ -62,7 +63,7 @@ struct weft__buf {
     char *data; /* always NUL-terminated when not NULL */
     size_t len;
     size_t cap;
-    size_t max; /* append fails beyond it */
+    size_t max;  /* append fails beyond it */
     bool failed; /* sticky: out of memory or beyond max; check once at the end */
 };
 
@@ -131,7 +132,8 @@ WEFT_CHECKED weft_status weft__json_check(const struct weft__json *json, const c
 
 uint64_t weft__now_ns(void); /* monotonic */
 
-/* ---- waits: spin briefly, then sleep in the kernel; work across processes on shared memory ---- */
+/* ---- waits: spin briefly, then sleep in the kernel; work across processes on shared memory ----
+ */
 
 /* Waits until *word != seen or deadline_ns (weft__now_ns scale) passed. Acquire. Returns the value
  * last seen, so a result equal to `seen` means the deadline passed. */

@@ -637,7 +637,7 @@ static void wrap(struct translator *t, size_t item)
 /* One quantifier; *took is false when there is none. */
 static bool quantifier(struct translator *t, size_t item, bool again, bool *took)
 {
-    int64_t low, high;
+    int64_t low = 0, high = 0;
     char c = more(t) ? *t->at : '\0';
     *took = false;
     if (c == '{') {

@@ -5,8 +5,9 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdlib.h>
+
+#include <cmocka.h>
 
 #include "base/base.h"
 #include "base/numerics.h"
@@ -101,8 +102,8 @@ static void halves_round_trip_and_round(void **state)
 static void nvfp4_worked_check(void **state)
 {
     (void)state;
-    const float x[16] = {0, .1f, -.2f, .3f, -.45f, .6f, .75f, -1, 1.25f, -1.5f, 2, -2.5f, 3,
-                         -.01f, .05f, -3.5f};
+    const float x[16] = {0,     .1f,   -.2f, .3f,   -.45f, .6f,   .75f, -1,
+                         1.25f, -1.5f, 2,    -2.5f, 3,     -.01f, .05f, -3.5f};
     const uint8_t want[8] = {0x00, 0x19, 0x2a, 0xc3, 0xd4, 0xe6, 0x87, 0xf0};
     float G = 1.0f / (8.0f / 2688.0f), amax = 3.5f;
     uint8_t scale = weft__nvfp4_scale(amax, G);
@@ -110,10 +111,10 @@ static void nvfp4_worked_check(void **state)
     float inverse = weft__nvfp4_inverse(scale, G);
     assert_true(inverse == 1.75f);
     for (int i = 0; i < 8; i++) {
-        uint8_t lo = weft__e2m1_from_f32(
-            weft__f32_from_bf16(weft__bf16_from_f32(x[2 * i])) * inverse);
-        uint8_t hi = weft__e2m1_from_f32(
-            weft__f32_from_bf16(weft__bf16_from_f32(x[2 * i + 1])) * inverse);
+        uint8_t lo =
+            weft__e2m1_from_f32(weft__f32_from_bf16(weft__bf16_from_f32(x[2 * i])) * inverse);
+        uint8_t hi =
+            weft__e2m1_from_f32(weft__f32_from_bf16(weft__bf16_from_f32(x[2 * i + 1])) * inverse);
         assert_int_equal(lo | hi << 4, want[i]);
     }
 }
@@ -121,7 +122,7 @@ static void nvfp4_worked_check(void **state)
 static void swizzle_check_values(void **state)
 {
     (void)state;
-    const int cases[][3] = {{0, 0, 0}, {0, 1, 1}, {1, 0, 16}, {32, 0, 4}, {31, 3, 499},
+    const int cases[][3] = {{0, 0, 0},     {0, 1, 1},   {1, 0, 16},     {32, 0, 4},    {31, 3, 499},
                             {127, 3, 511}, {0, 4, 512}, {128, 0, 1536}, {130, 9, 2593}};
     for (size_t i = 0; i < WEFT__COUNT(cases); i++)
         assert_int_equal(weft__swizzled_scale_offset(cases[i][0], cases[i][1], 12), cases[i][2]);
