@@ -191,8 +191,8 @@ def test_times():
             gaps = 9 if form == "sglang" or endpoint == "generate" else 10
             near(what + ": mean ITL", answer["mean_itl_ms"] / (tpot * 9 / gaps), 0.99, 1.01)
             near(what + ": throughput", answer["output_throughput"] / (80 / answer["duration"]), 0.9999, 1.0001)
-            near(what + ": lag", answer["weft"]["dispatch_lag_mean_ms"], 0, 20)
-            near(what + ": waiting for a slot", answer["weft"]["slot_wait_mean_ms"], 100, 300)
+            near(what + ": lag", answer["weft"]["dispatch_lag_mean_ms"], 0, 50)
+            near(what + ": waiting for a slot", answer["weft"]["slot_wait_mean_ms"], 100, 400)
     same("at most 4 at once", stub.most, 4)
 
 
@@ -255,13 +255,13 @@ def test_arrivals():
         gaps = [b - a for a, b in zip(stub.starts, stub.starts[1:])]
         counts[form] = gaps
         near(form + ": the rate", count / answer["duration"], 60, 140)
-        near(form + ": spread of Poisson's gaps", statistics.pstdev(gaps) / statistics.mean(gaps), 0.6, 1.5)
+        near(form + ": spread of Poisson's gaps", statistics.pstdev(gaps) / statistics.mean(gaps), 0.5, 2)
         if form == "vllm": # the last arrival is at n / rate
-            near("vllm: the last arrival, without the first gap", sum(gaps), 0.9, 1.1)
+            near("vllm: the last arrival, without the first gap", sum(gaps), 0.85, 1.3)
     del stub.starts[:]
     run("regular", stub.url, "--num-prompts", "100", "--request-rate", "100", "--burstiness", "1000")
     gaps = [b - a for a, b in zip(stub.starts, stub.starts[1:])]
-    near("regular: the typical gap", statistics.median(gaps), 0.009, 0.011)
+    near("regular: the typical gap", statistics.median(gaps), 0.007, 0.013)
     del stub.starts[:]
     run("bursts", stub.url, "--num-prompts", "200", "--request-rate", "200", "--burstiness", "0.1")
     gaps = [b - a for a, b in zip(stub.starts, stub.starts[1:])]
@@ -306,6 +306,12 @@ def test_failures():
         same(mode + ": kinds", answer["weft"]["failures"], {kind: 6})
         same(mode + ": counts", (answer["completed"], answer["failed"]), (0, 6))
         check(mode + ": says why", word in answer["weft"]["first_errors"][0], answer["weft"]["first_errors"])
+    for seed in range(20):
+        stub.noise = random.Random(seed)
+        done = bench(stub.url, "--vocab", "9", "--model", "noise", "--num-prompts", "4", "--warmup-requests", "0",
+                     "--json")
+        same("noise: status", done.returncode, 1)
+        same("noise: counted", json.loads(done.stdout)["failed"], 4)
     run("allowed", stub.url, "--model", "503", "--allow-failures")
     done = bench(stub.url, "--vocab", "9", "--model", "503", "--num-prompts", "2", "--allow-failures")
     check("the table says it", "FAILED: 2 of 2 requests: HTTP 5xx" in done.stdout, done.stdout)
@@ -337,7 +343,7 @@ def test_output():
     done = bench(stub.url, *options, "--format", "vllm", "--max-concurrency", "2")
     check("vllm's rows", "Failed requests:                         0         " in done.stdout and
           "Mean E2EL (ms):" in done.stdout and "Backend:" not in done.stdout, done.stdout)
-    for name, gap in (("a", 0), ("b", 0.03), ("one", 0)):
+    for name, gap in (("a", 0), ("b", 0.1), ("one", 0)):
         stub.gap = gap
         bench(stub.url, *options, "--random-range-ratio", "1", "--random-output-len", "8", "--repeats",
               "1" if name == "one" else "3", "--output-file", path(name))

@@ -137,6 +137,13 @@ class Stub:
         newline = {"crlf": "\r\n", "cr": "\r"}.get(mode, "\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
                      b"Transfer-Encoding: chunked\r\n\r\n")
+        if mode == "noise":
+            for _ in range(50):
+                start = self.noise.choice(("", "data: ", 'data: {"choices": [', "data: [[[[", ": ", '"}]}', "\n\n"))
+                writer.write(chunk(start.encode() + self.noise.randbytes(self.noise.randrange(3000))))
+                await writer.drain()
+            writer.write(chunk(b"\n\n") + b"0\r\n\r\n")
+            return True
         for i, (at, data) in enumerate(events):
             await self.sleep_until(start + at)
             text = "data: " + data + newline * 2
