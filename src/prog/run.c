@@ -76,6 +76,17 @@ static void print_json_result(const char *prompt, const weft_generated *g)
     json_decref(object);
 }
 
+static void print_json_failure(const char *prompt, const weft_error *err)
+{
+    json_t *object = json_pack("{s:s?, s:s}", "prompt", prompt, "error", err->text);
+    if (object == NULL) /* a prompt that is not UTF-8 */
+        object = json_pack("{s:n, s:s}", "prompt", "error", err->text);
+    if (object == NULL) return;
+    (void)json_dumpf(object, stdout, 0);
+    (void)putchar('\n');
+    json_decref(object);
+}
+
 /* ---- statistics ---- */
 
 static double rate(int64_t tokens, uint64_t ns)
@@ -161,6 +172,7 @@ static int print_lines(const struct lines *lines)
     for (size_t i = 0; i < lines->count; i++) {
         if (lines->error[i].status != WEFT_OK) {
             (void)fprintf(stderr, "weft run: prompt %zu: %s\n", i + 1, lines->error[i].text);
+            if (lines->run->json) print_json_failure(lines->line[i], &lines->error[i]);
             status = WEFT__EXIT_FAILED;
             continue;
         }
