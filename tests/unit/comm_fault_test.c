@@ -308,7 +308,7 @@ static weft_status wait_in_a_chain(weft_comm *comm, int rank, void *arg, weft_er
     WEFT__TRY(weft_comm_split(comm, rank > 0 ? 0 : -1, 0, &high, err));
     WEFT__TRY(weft_comm_barrier(comm, err));
     weft_status status = WEFT_OK;
-    if (rank == 2) sleep_ms(BUDGET_MS + 3 * LATE_MS);
+    if (rank == 2) sleep_ms(2 * BUDGET_MS);
     if (rank == 1) { /* later than rank 0, so that a plain budget would blame 1 */
         sleep_ms(BUDGET_MS / 3);
         status = sum_ones(high, 1, err);
