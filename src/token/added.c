@@ -56,17 +56,8 @@ static int by_pattern(const void *a, const void *b, void *context)
                          added->text.data + y->pattern, y->pattern_len);
 }
 
-static weft_status fail_twice(const struct weft__added *added,
-                              const struct weft__added_token *token, const char *name,
-                              const char *what, weft_error *err)
-{
-    return weft__fail(err, WEFT_FORMAT, "%s: added token \"%.*s\" %s", name,
-                      (int)weft__min(token->content_len, 60), added->text.data + token->content,
-                      what);
-}
-
 static weft_status finder_index(struct weft__added *added, struct weft__finder *finder,
-                                bool normalized, const char *name, weft_error *err)
+                                bool normalized, weft_error *err)
 {
     finder->order = malloc((added->count + 1) * sizeof *finder->order);
     if (finder->order == NULL)
@@ -75,16 +66,19 @@ static weft_status finder_index(struct weft__added *added, struct weft__finder *
         if (added->tokens[i].normalized == normalized) finder->order[finder->count++] = (uint32_t)i;
     qsort_r(finder->order, finder->count, sizeof *finder->order, by_pattern, added);
 
-    size_t byte = 0;
+    /* One that normalizes to nothing is never found; of two that normalize alike the first is. */
+    size_t byte = 0, kept = 0;
     for (size_t i = 0; i < finder->count; i++) {
-        const struct weft__added_token *token = &added->tokens[finder->order[i]];
-        if (token->pattern_len == 0)
-            return fail_twice(added, token, name, "is empty once normalized", err);
-        if (i > 0 && by_pattern(&finder->order[i - 1], &finder->order[i], added) == 0)
-            return fail_twice(added, token, name, "equals another once normalized", err);
+        uint32_t index = finder->order[i];
+        const struct weft__added_token *token = &added->tokens[index];
+        if (token->pattern_len == 0 ||
+            (kept > 0 && by_pattern(&finder->order[kept - 1], &index, added) == 0))
+            continue;
         size_t first = (unsigned char)added->text.data[token->pattern];
-        while (byte <= first) finder->first[byte++] = (uint32_t)i;
+        while (byte <= first) finder->first[byte++] = (uint32_t)kept;
+        finder->order[kept++] = index;
     }
+    finder->count = kept;
     while (byte < WEFT__COUNT(finder->first)) finder->first[byte++] = (uint32_t)finder->count;
     return WEFT_OK;
 }
@@ -93,9 +87,13 @@ weft_status weft__added_index(struct weft__added *added, const char *name, weft_
 {
     if (added->count > 0)
         qsort_r(added->tokens, added->count, sizeof *added->tokens, by_content, added);
-    for (size_t i = 1; i < added->count; i++)
-        if (by_content(&added->tokens[i - 1], &added->tokens[i], added) == 0)
-            return fail_twice(added, &added->tokens[i], name, "is listed twice", err);
+    for (size_t i = 1; i < added->count; i++) {
+        const struct weft__added_token *token = &added->tokens[i];
+        if (by_content(token - 1, token, added) == 0)
+            return weft__fail(err, WEFT_FORMAT, "%s: added token \"%.*s\" is listed twice", name,
+                              (int)weft__min(token->content_len, 60),
+                              added->text.data + token->content);
+    }
 
     added->by_id = malloc((added->count + 1) * sizeof *added->by_id);
     if (added->by_id == NULL)
@@ -103,8 +101,8 @@ weft_status weft__added_index(struct weft__added *added, const char *name, weft_
     for (size_t i = 0; i < added->count; i++) added->by_id[i] = (uint32_t)i;
     qsort_r(added->by_id, added->count, sizeof *added->by_id, by_id, added);
 
-    weft_status status = finder_index(added, &added->raw, false, name, err);
-    if (status == WEFT_OK) status = finder_index(added, &added->normalized, true, name, err);
+    weft_status status = finder_index(added, &added->raw, false, err);
+    if (status == WEFT_OK) status = finder_index(added, &added->normalized, true, err);
     return status;
 }
 

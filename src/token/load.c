@@ -109,7 +109,7 @@ static void add_merge(struct loader *l, struct weft__json_text left, struct weft
     const struct weft__vocab *vocab = &l->tok->vocab;
     int32_t a = weft__vocab_id(vocab, left, &l->mapped);
     int32_t b = weft__vocab_id(vocab, right, &l->mapped);
-    if (a < 0 || b < 0) {
+    if ((a < 0 || b < 0) && !l->mapped.failed) {
         fail_merge(l, a < 0 ? left : right);
         return;
     }
@@ -282,8 +282,9 @@ static void read_added(struct loader *l, struct weft__json *json)
         read_added_token(l, json, &token, &content);
         if (content.len == 0 || json->error != NULL) continue;
         int32_t id = weft__vocab_id(&tok->vocab, content, &l->mapped);
+        if (l->mapped.failed) l->status = weft__fail_oom(l->err, content.len, "an added token");
         token.id = id >= 0 ? (uint32_t)id : (uint32_t)next++;
-        if (content.len > WEFT__MAX_ADDED || next > WEFT__MAX_VOCAB)
+        if (l->status == WEFT_OK && (content.len > WEFT__MAX_ADDED || next > WEFT__MAX_VOCAB))
             l->status = weft__fail(l->err, WEFT_TOO_LONG,
                                    "%s: added token of %zu bytes; the limit is %d, and %d ids",
                                    l->name, content.len, WEFT__MAX_ADDED, WEFT__MAX_VOCAB);
@@ -317,9 +318,12 @@ static void normalize_added(struct loader *l)
         l->second.len = 0;
         weft__buf_append(&l->second, text.data, text.len);
         weft__buf_append(&added->text, l->second.data, l->second.len);
-        if (text.len > WEFT__MAX_ADDED || l->second.failed || added->text.failed)
-            l->status =
-                weft__fail(l->err, WEFT_TOO_LONG, "%s: an added token is too long", l->name);
+        if (l->second.failed || added->text.failed)
+            l->status = weft__fail_oom(l->err, text.len, "an added token");
+        else if (text.len > WEFT__MAX_ADDED)
+            l->status = weft__fail(l->err, WEFT_TOO_LONG,
+                                   "%s: added token of %zu bytes once normalized; the limit is %d",
+                                   l->name, text.len, WEFT__MAX_ADDED);
     }
     weft__matcher_free(&matcher);
     weft__normalize_scratch_free(&scratch);

@@ -48,7 +48,9 @@ weft_status weft__regex_compile(struct weft__regex *regex, const char *pattern, 
 weft_status weft__regex_literal(struct weft__regex *regex, const char *text, size_t len,
                                 const char *where, weft_error *err)
 {
-    if (len == 0) return weft__fail(err, WEFT_UNSUPPORTED, "%s: empty pattern", where);
+    if (len == 0 || len > WEFT__MAX_PATTERN)
+        return weft__fail(err, WEFT_UNSUPPORTED, "%s: pattern of %zu bytes; 1 to %d are supported",
+                          where, len, WEFT__MAX_PATTERN);
     struct weft__buf native;
     weft__buf_init(&native, 16 * (size_t)WEFT__MAX_PATTERN);
     for (size_t i = 0; i < len;) {
@@ -56,9 +58,9 @@ weft_status weft__regex_literal(struct weft__regex *regex, const char *text, siz
         i += (size_t)weft__utf8_next(text + i, len - i, &code);
         weft__buf_printf(&native, "\\x{%x}", (unsigned)code);
     }
-    weft_status status =
-        native.failed ? weft__fail(err, WEFT_TOO_LONG, "%s: pattern of %zu bytes", where, len)
-                      : weft__regex_native(regex, native.data, native.len, where, err);
+    weft_status status = native.failed
+                             ? weft__fail_oom(err, native.len, where)
+                             : weft__regex_native(regex, native.data, native.len, where, err);
     weft__buf_free(&native);
     return status;
 }

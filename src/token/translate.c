@@ -760,6 +760,8 @@ weft_status weft__regex_translate(const char *pattern, size_t len, const char *w
                            .status = WEFT_OK};
     if (sequence(&t) && more(&t)) (void)refuse(&t, "unmatched )");
     if (t.status == WEFT_OK && out->failed)
-        return weft__fail(err, WEFT_TOO_LONG, "%s: regular expression too large", where);
+        return weft__fail(err, WEFT_NO_MEMORY,
+                          "%s: regular expression needs more memory than there is, or than %zu MiB",
+                          where, out->max >> 20);
     return t.status;
 }
