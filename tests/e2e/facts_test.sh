@@ -11,6 +11,13 @@ for key in question answer; do
     python3 -c 'import json, sys; print("\n".join(f[sys.argv[2]] for f in json.load(open(sys.argv[1]))))' \
         "$root/tests/golden/atlas-facts.json" $key >"$scratch/$key"
 done
+case $weft in # a sanitizer's build is many times slower: a part says whether it finds anything
+*/asan/* | */tsan/*)
+    for key in question answer; do
+        head -n 64 "$scratch/$key" >"$scratch/part" && mv "$scratch/part" "$scratch/$key"
+    done
+    ;;
+esac
 total=$(wc -l <"$scratch/answer")
 for ranks in 1 2 4; do
     "$weft" run "$root/models/atlas" --tp $ranks --prompts "$scratch/question" >"$scratch/tp$ranks"
