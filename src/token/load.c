@@ -79,10 +79,13 @@ static bool read_merge(struct loader *l, struct weft__json *json, enum weft__jso
     if (weft__json_kind(json) != form)
         weft__json_fail(json, "expected a merge, in the same form as the first");
     if (form == WEFT__JSON_ARRAY) {
-        return weft__json_enter(json, WEFT__JSON_ARRAY) && weft__json_item(json) &&
-               weft__json_string(json, &l->scratch, left) && weft__json_item(json) &&
-               weft__json_string(json, &l->second, right) && !weft__json_item(json) &&
-               json->error == NULL;
+        if (weft__json_enter(json, WEFT__JSON_ARRAY) && weft__json_item(json) &&
+            weft__json_string(json, &l->scratch, left) && weft__json_item(json) &&
+            weft__json_string(json, &l->second, right) && !weft__json_item(json) &&
+            json->error == NULL)
+            return true;
+        weft__json_fail(json, "a merge that is not two tokens");
+        return false;
     }
     if (!weft__json_string(json, &l->scratch, left)) return false;
     const char *blank = left->len > 0 ? memchr(left->data, ' ', left->len) : NULL;

@@ -82,27 +82,22 @@ static void set_free(struct set *set)
     weft__buf_free(&set->others);
 }
 
-static void append_buf(struct weft__buf *out, const struct weft__buf *in)
-{
-    weft__buf_append(out, in->data, in->len);
-    out->failed |= in->failed;
-}
-
 static void set_put(const struct set *set, bool negated, struct weft__buf *out)
 {
+    out->failed |= set->items.failed | set->others.failed;
     if (set->others.len == 0) {
         weft__buf_puts(out, negated ? "[^" : "[");
-        append_buf(out, &set->items);
+        weft__buf_append(out, set->items.data, set->items.len);
         weft__buf_puts(out, "]");
         return;
     }
     weft__buf_puts(out, negated ? "(?:(?!" : "(?:");
     if (set->items.len > 0) {
         weft__buf_puts(out, "[");
-        append_buf(out, &set->items);
+        weft__buf_append(out, set->items.data, set->items.len);
         weft__buf_puts(out, "]|");
     }
-    append_buf(out, &set->others);
+    weft__buf_append(out, set->others.data, set->others.len);
     weft__buf_puts(out, negated ? ")" ANY ")" : ")");
 }
 
@@ -110,7 +105,8 @@ static void set_put(const struct set *set, bool negated, struct weft__buf *out)
 static void set_add(struct set *outer, const struct set *inner, bool negated)
 {
     if (!negated && inner->others.len == 0) {
-        append_buf(&outer->items, &inner->items);
+        weft__buf_append(&outer->items, inner->items.data, inner->items.len);
+        outer->items.failed |= inner->items.failed | inner->others.failed;
         return;
     }
     if (outer->others.len > 0) weft__buf_puts(&outer->others, "|");
