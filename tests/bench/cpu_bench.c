@@ -43,55 +43,57 @@ static double best_seconds(work_fn *fn, const void *arg)
     return best;
 }
 
-/* ---- the machine, by the device's own team: one product with a single row reads its weights as a
- * plain stream; the peak is measured on registers ---- */
+/* ---- the machine ---- */
 
+enum { FMA_ROUNDS = 10000, FMA_CHAINS = 12, STREAM_PARTS = 32 };
+
+/* Twelve independent chains of eight lanes, in registers. */
 #if defined(__x86_64__)
-__attribute__((target("avx2,fma")))
-#endif
-static void
-spin_fma(const void *arg, int64_t round)
+__attribute__((target("avx2,fma"))) static void fma_chains(const void *arg, int64_t round)
 {
     (void)arg, (void)round;
-    typedef float f32x8 __attribute__((vector_size(32)));
-    f32x8 sum[12], x = {0}, y = {0};
-    for (int i = 0; i < 12; i++) sum[i] = x;
-    for (int k = 0; k < 10000; k++) {
-        for (int i = 0; i < 12; i++) {
-#if defined(__x86_64__)
-            __asm__ volatile("vfmadd231ps %1, %2, %0" : "+x"(sum[i]) : "x"(x), "x"(y));
-#else
-            sum[i] = sum[i] + x * y;
-#endif
-        }
-    }
-    __asm__ volatile("" ::"x"(sum[0] + sum[1]));
+#define FMA(n) "vfmadd231ps %%ymm12, %%ymm13, %%ymm" #n "\n"
+    for (int k = 0; k < FMA_ROUNDS; k++)
+        __asm__ volatile(FMA(0) FMA(1) FMA(2) FMA(3) FMA(4) FMA(5) FMA(6) FMA(7) FMA(8) FMA(9)
+                             FMA(10) FMA(11)::
+                                 : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7",
+                                   "xmm8", "xmm9", "xmm10", "xmm11");
+#undef FMA
 }
-
-#if defined(__x86_64__)
-__attribute__((target("avx2")))
-#endif
-static void
-stream_read(const void *arg, int64_t round)
+#else
+static void fma_chains(const void *arg, int64_t round)
 {
     (void)arg;
-    typedef uint64_t u64x4 __attribute__((vector_size(32)));
-    u64x4 sum[4] = {0};
-    const u64x4 *p = (const u64x4 *)(const void *)pool;
-    size_t part = (size_t)POOL_MIB << 20 >> 5 >> 5; /* vectors in a 32nd */
-    p += (size_t)(round % 32) * part;
-    for (size_t i = 0; i < part; i += 4)
-        for (size_t j = 0; j < 4; j++) sum[j] ^= p[i + j];
-    volatile uint64_t sink = (sum[0] ^ sum[1] ^ sum[2] ^ sum[3])[0];
-    (void)sink;
+    float sum[FMA_CHAINS * 8] = {0};
+    volatile float factor = (float)round;
+    float x = factor;
+    for (int k = 0; k < FMA_ROUNDS; k++)
+        for (int i = 0; i < FMA_CHAINS * 8; i++) sum[i] = fmaf(x, x, sum[i]);
+    for (int i = 0; i < FMA_CHAINS * 8; i++) factor = sum[i];
+}
+#endif
+
+/* One part of the pool, read in the order of addresses. */
+static void stream_read(const void *arg, int64_t round)
+{
+    (void)arg;
+    size_t words = ((size_t)POOL_MIB << 20) / STREAM_PARTS / sizeof(uint64_t);
+    const uint64_t *p =
+        (const uint64_t *)(const void *)pool + words * (size_t)(round % STREAM_PARTS);
+    uint64_t sum[8] = {0};
+    for (size_t i = 0; i < words; i += 8)
+        for (size_t j = 0; j < 8; j++) sum[j] ^= p[i + j];
+    volatile uint64_t sink = 0;
+    for (size_t j = 0; j < 8; j++) sink ^= sum[j];
 }
 
+/* Of one thread; what follows is compared with as many of them as there are. */
 static void measure_machine(int threads)
 {
-    peak = 12 * 8 * 2 * 1e4 / best_seconds(spin_fma, NULL) * threads;
-    bandwidth = ((double)POOL_MIB * 1048576 / 32) / best_seconds(stream_read, NULL);
-    printf("one thread: stream %.1f GB/s, multiply-add %.1f Gflop/s\n", bandwidth * 1e-9,
-           peak / threads * 1e-9);
+    peak = 2.0 * 8 * FMA_CHAINS * FMA_ROUNDS / best_seconds(fma_chains, NULL) * threads;
+    bandwidth = (double)((size_t)POOL_MIB << 20) / STREAM_PARTS / best_seconds(stream_read, NULL);
+    printf("one thread: stream %.1f GB/s, multiply-add %.1f Gflop/s; %d threads follow\n",
+           bandwidth * 1e-9, peak / threads * 1e-9, threads);
 }
 
 /* ---- products ---- */

@@ -29,13 +29,13 @@ struct query {
 };
 
 /* Scores of four keys, from j on, for `queries` queries. */
-INLINE void score_tile(int queries, const float *const k[ROWS], struct query *query, int64_t j,
+INLINE void score_tile(int queries, const void *const k[ROWS], struct query *query, int64_t j,
                        int64_t dim, float scale)
 {
     const float *q[TOKENS];
     f32x8 sum[ROWS * TOKENS] = {0};
     for (int t = 0; t < queries; t++) q[t] = query[t].q;
-    dots(queries, k, q, dim, sum);
+    dots(queries, WEFT_F32, k, q, dim, sum);
     for (int t = 0; t < queries; t++) {
         f32x4 score = tile_result(queries, sum, t) * (f32x4){scale, scale, scale, scale};
         memcpy(query[t].p + j, &score, sizeof score);
@@ -49,7 +49,7 @@ INLINE void page_scores(const struct page *page, struct query *query, int64_t fi
     for (int64_t i = first, n; i < last; i += n) {
         n = next_three(last - i);
         for (int64_t j = 0; j < page->count; j += ROWS) {
-            const float *k[ROWS];
+            const void *k[ROWS];
             for (int r = 0; r < ROWS; r++) k[r] = page->k[weft__min(j + r, page->count - 1)];
             FOR_THREE(score_tile, n, k, query + i, j, dim, scale)
         }

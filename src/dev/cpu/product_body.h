@@ -1,9 +1,11 @@
 /* product_body.h: matrix products. Every output is one chain of eight lanes (dev.h), so the only
  * freedom is how many outputs run side by side and where weights are decoded:
  *
- *   up to DIRECT_TOKENS rows    weights are decoded in registers, read from memory once
- *   more                        a panel of weights is decoded into the cache once, then meets all
- *                               tokens; unfinished sums wait in memory between panels */
+ *   strips    in registers, a row's chunk at a time: few tokens, so that memory or the decoding is
+ *             the limit
+ *   tiles     while they are multiplied where that costs nothing (F32, F16, BF16), else a panel of
+ *             four rows into the cache: many tokens, so that multiplying is the limit. Unfinished
+ *             sums wait in memory between panels of columns. */
 #include "cpu.h"
 #include "vector.h"
 
@@ -11,7 +13,8 @@ enum {
     CHUNK = WEFT__CHUNK,
     ROWS = 4,          /* weight rows of a register tile */
     TOKENS = 3,        /* token rows of a register tile: 12 sums hide the latency of an addition */
-    DIRECT_TOKENS = 2, /* of the kernels that decode in registers */
+    STRIP_SUMS = 8,    /* outputs side by side in a strip */
+    STRIP_TOKENS = 16, /* up to here strips are faster when decoding costs something */
 };
 
 /* ---- decoding: 32 weights from a row's chunk, without the scales of rows and 128-blocks ---- */
@@ -241,23 +244,45 @@ static void decode_row(const struct weft__dev *dev, const struct weft__matrix *w
 
 /* ---- register tiles ---- */
 
+/* Eight weights at column `at` of a row, of a type that is decoded while multiplied. */
+INLINE f32x8 weights8(weft_dtype dtype, const uint8_t *row, int64_t at)
+{
+    switch (dtype) {
+    case WEFT_F16:
+        return decode_f16(row + 2 * at);
+    case WEFT_BF16:
+        return decode_bf16(row + 2 * at);
+    default:
+        return load8(row + 4 * at);
+    }
+}
+
+/* The last n < 8. */
+INLINE f32x8 weights_rest(weft_dtype dtype, const uint8_t *row, int64_t at, int64_t n)
+{
+    uint8_t bytes[32] = {0};
+    size_t width = dtype == WEFT_F32 ? 4 : 2;
+    memcpy(bytes, row + (size_t)at * width, (size_t)n * width);
+    return weights8(dtype, bytes, 0);
+}
+
 /* sum[r * tokens + t] += w[r] . x[t] over k columns. */
-INLINE void dots(int tokens, const float *const w[ROWS], const float *const x[], int64_t k,
-                 f32x8 *sum)
+INLINE void dots(int tokens, weft_dtype dtype, const void *const w[ROWS], const float *const x[],
+                 int64_t k, f32x8 *sum)
 {
     int64_t at = 0;
     for (; at + 8 <= k; at += 8) {
         f32x8 xv[TOKENS];
         for (int t = 0; t < tokens; t++) xv[t] = load8(x[t] + at);
         for (int r = 0; r < ROWS; r++) {
-            f32x8 wv = load8(w[r] + at);
+            f32x8 wv = weights8(dtype, w[r], at);
             for (int t = 0; t < tokens; t++)
                 sum[r * tokens + t] = fma8(wv, xv[t], sum[r * tokens + t]);
         }
     }
     if (at == k) return;
     for (int r = 0; r < ROWS; r++) {
-        f32x8 wv = load_first(w[r] + at, k - at);
+        f32x8 wv = weights_rest(dtype, w[r], at, k - at);
         for (int t = 0; t < tokens; t++)
             sum[r * tokens + t] = fma8(wv, load_first(x[t] + at, k - at), sum[r * tokens + t]);
     }
@@ -287,19 +312,19 @@ INLINE int next_three(int64_t left) { return left == 4 || left < 3 ? (left == 1 
         function(3, __VA_ARGS__);   \
     }
 
-/* Four rows of a product; beyond the last they repeat it and are not stored. */
+/* Up to four rows of a product; beyond the last they repeat it and are not stored. */
 struct rows4 {
     int64_t row[ROWS];    /* of the matrix */
     int64_t first, count; /* of the result */
     f32x4 factor, bias;
 };
 
-INLINE struct rows4 rows4_at(const struct weft__product *p, int64_t first)
+INLINE struct rows4 rows4_at(const struct weft__product *p, int64_t first, int height)
 {
-    struct rows4 out = {.first = first, .count = weft__min(ROWS, p->rows - first)};
+    struct rows4 out = {.first = first, .count = weft__min(height, p->rows - first)};
     float g = p->w->scale_global;
     out.factor = (f32x4){g, g, g, g};
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < height; r++) {
         out.row[r] = p->row + weft__min(first + r, p->rows - 1);
         if (p->w->scale_kind == WEFT__SCALE_ROW) out.factor[r] = row_factor(p->w, out.row[r]);
         if (p->w->bias != NULL) out.bias[r] = p->w->bias[out.row[r]];
@@ -324,11 +349,11 @@ INLINE const float *token_row(const struct weft__product *p, int64_t token)
     return p->x + (p->x_row != NULL ? p->x_row[token] : token) * p->x_stride;
 }
 
-/* ---- few tokens: decode in registers ---- */
+/* ---- strips ---- */
 
 /* The last chunk of a row, n < 32 weights. */
-INLINE void direct_rest(const struct weft__dev *dev, weft_dtype dtype, int tokens, struct codes c,
-                        const float *const x[], int64_t at, int64_t n, f32x8 *sum)
+INLINE void strip_rest(const struct weft__dev *dev, weft_dtype dtype, int tokens, struct codes c,
+                       const float *const x[], int64_t at, int64_t n, f32x8 *sum)
 {
     f32x8 w[4];
     decode_rest(dev, dtype, c, n, w);
@@ -340,23 +365,58 @@ INLINE void direct_rest(const struct weft__dev *dev, weft_dtype dtype, int token
         }
 }
 
-INLINE void direct(const struct weft__dev *dev, weft_dtype dtype, int tokens,
-                   const struct weft__product *p, const float *const x[])
+/* Stores sum[r * tokens + t] of rows->count rows and of `count` tokens from `token` on. */
+INLINE void strip_finish(int height, int tokens, const struct weft__product *p,
+                         const struct rows4 *rows, int64_t token, int64_t count, const f32x8 *sum)
+{
+    if (height == ROWS) {
+        for (int t = 0; t < tokens; t++) finish(p, rows, token + t, tile_result(tokens, sum, t));
+        return;
+    }
+    for (int i = 0; i < height * tokens; i += 4) {
+        f32x8 v[4];
+        for (int j = 0; j < 4; j++) v[j] = sum[i + j < height * tokens ? i + j : i];
+        f32x4 d = add_lanes4(v);
+        for (int j = 0; j < 4 && i + j < height * tokens; j++) {
+            int r = (i + j) / tokens, t = (i + j) % tokens;
+            if (r >= rows->count || t >= count) continue;
+            float y = d[j] * rows->factor[r];
+            if (p->w->bias != NULL) y = y + rows->bias[r];
+            p->y[(token + t) * p->y_stride + rows->first + r] = y;
+        }
+    }
+}
+
+/* What a strip covers. */
+struct strip {
+    int64_t row, last;       /* rows of the result */
+    int64_t column, columns; /* column a multiple of 32 */
+    int64_t token, count;    /* tokens that are wanted */
+    f32x8 *sums;             /* where sums wait between strips of columns */
+};
+
+/* `height` rows at a time against `tokens` tokens, at x from the strip's first column. */
+INLINE void strip(int height, int tokens, weft_dtype dtype, const struct weft__dev *dev,
+                  const struct weft__product *p, const struct strip *s, const float *const x[])
 {
     enum { SHORT_ROW = 2048, AHEAD = 2048 };
-    const int64_t k = p->w->cols, step = chunk_bytes(dtype);
-    for (int64_t first = 0; first < p->rows; first += ROWS) {
-        struct rows4 rows = rows4_at(p, first);
+    const int64_t k = s->columns, step = chunk_bytes(dtype);
+    const bool start = s->column == 0, end = s->column + k == p->w->cols;
+    for (int64_t first = s->row; first < s->last; first += height) {
+        struct rows4 rows = rows4_at(p, first, height);
         struct codes c[ROWS];
-        f32x8 sum[ROWS * DIRECT_TOKENS] = {0};
-        for (int r = 0; r < ROWS; r++) c[r] = codes_at(dtype, p->w, rows.row[r], 0);
-        /* Short rows: the next four are fetched in the order of addresses, for side by side they
+        const int64_t at_sum = (first - s->row) * tokens;
+        f32x8 sum[STRIP_SUMS] = {0};
+        if (!start)
+            for (int i = 0; i < height * tokens; i++) sum[i] = s->sums[at_sum + i];
+        for (int r = 0; r < height; r++) c[r] = codes_at(dtype, p->w, rows.row[r], s->column);
+        /* Short rows: the next ones are fetched in the order of addresses, for side by side they
          * look like no stream to the processor. Long ones it recognises; they are helped a bit. */
-        const uint8_t *next = c[0].data + ROWS * p->w->row_bytes;
+        const uint8_t *next = c[0].data + height * p->w->row_bytes;
         const bool is_short = p->w->row_bytes <= SHORT_ROW;
         int64_t at = 0;
         for (; at + CHUNK <= k; at += CHUNK)
-            for (int r = 0; r < ROWS; r++) {
+            for (int r = 0; r < height; r++) {
                 f32x8 w[4];
                 decode(dev, dtype, c[r], w);
                 const uint8_t *fetch = is_short ? next : c[r].data + AHEAD;
@@ -365,65 +425,127 @@ INLINE void direct(const struct weft__dev *dev, weft_dtype dtype, int tokens,
                 next += step;
                 c[r].data += step;
                 if (dtype == WEFT_F4_E2M1) c[r].scale += 2;
-                for (int t = 0; t < tokens; t++)
-                    for (int v = 0; v < 4; v++)
+                for (int v = 0; v < 4; v++)
+                    for (int t = 0; t < tokens; t++)
                         sum[r * tokens + t] =
                             fma8(w[v], load8(x[t] + at + 8 * v), sum[r * tokens + t]);
             }
         if (at < k)
-            for (int r = 0; r < ROWS; r++)
-                direct_rest(dev, dtype, tokens, c[r], x, at, k - at, sum + r * tokens);
-        for (int t = 0; t < tokens; t++) finish(p, &rows, t, tile_result(tokens, sum, t));
+            for (int r = 0; r < height; r++)
+                strip_rest(dev, dtype, tokens, c[r], x, at, k - at, sum + r * tokens);
+        if (end)
+            strip_finish(height, tokens, p, &rows, s->token, s->count, sum);
+        else
+            for (int i = 0; i < height * tokens; i++) s->sums[at_sum + i] = sum[i];
     }
 }
 
-#define DIRECT(dtype)                    \
-    case dtype:                          \
-        if (p->tokens == 1)              \
-            direct(dev, dtype, 1, p, x); \
-        else                             \
-            direct(dev, dtype, 2, p, x); \
-        break;
-
-static void product_direct(const struct weft__dev *dev, const struct weft__product *p)
+/* All rows and columns against one or two tokens. */
+INLINE void strip_light(weft_dtype dtype, const struct weft__dev *dev,
+                        const struct weft__product *p, int64_t token, int64_t count)
 {
-    const float *x[DIRECT_TOKENS];
-    for (int64_t t = 0; t < p->tokens; t++) x[t] = token_row(p, t);
-    switch (p->w->dtype) {
-        DIRECT(WEFT_F32)
-        DIRECT(WEFT_F16)
-        DIRECT(WEFT_BF16)
-        DIRECT(WEFT_F8_E4M3)
-    default:
-        DIRECT(WEFT_F4_E2M1)
+    const float *x[2] = {token_row(p, token), token_row(p, token + count - 1)};
+    struct strip s = {.last = p->rows, .columns = p->w->cols, .token = token, .count = count};
+    if (count == 1)
+        strip(4, 1, dtype, dev, p, &s, x);
+    else
+        strip(4, 2, dtype, dev, p, &s, x);
+}
+
+/* Three to eight tokens. An odd count runs as the next even one, its last token twice. The tokens'
+ * columns are moved together: rows of a length near a power of two evict each other. */
+INLINE void strip_heavy(weft_dtype dtype, const struct weft__dev *dev,
+                        const struct weft__product *p, int64_t token, int64_t count,
+                        struct weft__scratch *scratch)
+{
+    enum { BLOCK = 640, ROWS_MOST = WEFT__TILE_ROWS * WEFT__TILE_TOKENS / STRIP_SUMS };
+    struct strip s = {.token = token, .count = count, .sums = (f32x8 *)(void *)scratch->sums};
+    for (; s.row < p->rows; s.row = s.last) {
+        s.last = weft__min(s.row + ROWS_MOST, p->rows);
+        for (s.column = 0; s.column < p->w->cols; s.column += s.columns) {
+            const float *x[STRIP_SUMS];
+            s.columns = weft__min(BLOCK, p->w->cols - s.column);
+            for (int64_t t = 0; t < STRIP_SUMS; t++)
+                x[t] = memcpy(scratch->panel + t * BLOCK,
+                              token_row(p, token + weft__min(t, count - 1)) + s.column,
+                              (size_t)s.columns * sizeof *x[t]);
+            switch (count) {
+            case 3:
+            case 4:
+                strip(2, 4, dtype, dev, p, &s, x);
+                break;
+            case 5:
+            case 6:
+                strip(1, 6, dtype, dev, p, &s, x);
+                break;
+            default:
+                strip(1, 8, dtype, dev, p, &s, x);
+            }
+        }
     }
 }
 
-/* ---- many tokens: panels ---- */
+INLINE void strips(weft_dtype dtype, const struct weft__dev *dev, const struct weft__product *p,
+                   struct weft__scratch *scratch)
+{
+    for (int64_t token = 0, n; token < p->tokens; token += n) {
+        int64_t left = p->tokens - token;
+        n = left <= 8 ? left : left < 16 ? (left + 1) / 2 : 8;
+        if (n <= 2)
+            strip_light(dtype, dev, p, token, n);
+        else
+            strip_heavy(dtype, dev, p, token, n, scratch);
+    }
+}
+
+static void product_strips(const struct weft__dev *dev, const struct weft__product *p,
+                           struct weft__scratch *scratch)
+{
+    switch (p->w->dtype) {
+    case WEFT_F32:
+        strip_light(WEFT_F32, dev, p, 0, p->tokens);
+        break;
+    case WEFT_F16:
+        strip_light(WEFT_F16, dev, p, 0, p->tokens);
+        break;
+    case WEFT_BF16:
+        strip_light(WEFT_BF16, dev, p, 0, p->tokens);
+        break;
+    case WEFT_F8_E4M3:
+        strips(WEFT_F8_E4M3, dev, p, scratch);
+        break;
+    default:
+        strips(WEFT_F4_E2M1, dev, p, scratch);
+    }
+}
+
+/* ---- tiles ---- */
 
 /* A panel of columns against `tokens` tokens from `token` on. Sums come from `sums` unless the
  * panel is the first, and go there or, after the last, to y. */
-INLINE void panel_step(int tokens, const struct weft__product *p, const struct rows4 *rows,
-                       const float *const w[ROWS], const float *const x[], int64_t columns,
-                       int64_t token, bool start, bool end, f32x8 *sums)
+INLINE void tile_step(int tokens, weft_dtype dtype, const struct weft__product *p,
+                      const struct rows4 *rows, const void *const w[ROWS], const float *const x[],
+                      int64_t columns, int64_t token, bool start, bool end, f32x8 *sums)
 {
     f32x8 sum[ROWS * TOKENS] = {0};
     if (!start)
         for (int i = 0; i < ROWS * tokens; i++) sum[i] = sums[i];
-    dots(tokens, w, x, columns, sum);
+    dots(tokens, dtype, w, x, columns, sum);
     if (end)
         for (int t = 0; t < tokens; t++) finish(p, rows, token + t, tile_result(tokens, sum, t));
     else
         for (int i = 0; i < ROWS * tokens; i++) sums[i] = sum[i];
 }
 
-/* At most TILE_ROWS rows by TILE_TOKENS tokens. */
-static void product_tile(const struct weft__dev *dev, const struct weft__product *p, int64_t row,
-                         int64_t token, int64_t tokens, struct weft__scratch *scratch)
+/* At most TILE_ROWS rows by TILE_TOKENS tokens; `light`: dtype is the matrix's, else that of the
+ * panel. */
+INLINE void tile(weft_dtype dtype, bool light, const struct weft__dev *dev,
+                 const struct weft__product *p, int64_t row, int64_t token, int64_t tokens,
+                 struct weft__scratch *scratch)
 {
     const int64_t last = weft__min(row + WEFT__TILE_ROWS, p->rows), k = p->w->cols;
-    const float *w[ROWS], *x[WEFT__TILE_TOKENS];
-    for (int r = 0; r < ROWS; r++) w[r] = scratch->panel + r * WEFT__TILE_K;
+    const void *w[ROWS];
+    const float *x[WEFT__TILE_TOKENS];
     for (int64_t t = 0; t < tokens; t++) x[t] = token_row(p, token + t);
     int64_t column = 0;
     do {
@@ -431,13 +553,17 @@ static void product_tile(const struct weft__dev *dev, const struct weft__product
         bool start = column == 0, end = column + columns == k;
         f32x8 *sums = (f32x8 *)(void *)scratch->sums;
         for (int64_t first = row; first < last; first += ROWS) {
-            struct rows4 rows = rows4_at(p, first);
-            for (int r = 0; r < ROWS; r++)
-                decode_columns(dev, p->w, rows.row[r], column, columns,
-                               scratch->panel + r * WEFT__TILE_K);
+            struct rows4 rows = rows4_at(p, first, ROWS);
+            for (int r = 0; r < ROWS; r++) {
+                float *panel = scratch->panel + r * WEFT__TILE_K;
+                w[r] =
+                    light ? (const void *)codes_at(dtype, p->w, rows.row[r], column).data : panel;
+                if (!light) decode_columns(dev, p->w, rows.row[r], column, columns, panel);
+            }
             for (int64_t t = 0, n; t < tokens; t += n) {
                 n = next_three(tokens - t);
-                FOR_THREE(panel_step, n, p, &rows, w, x + t, columns, token + t, start, end, sums)
+                FOR_THREE(tile_step, n, dtype, p, &rows, w, x + t, columns, token + t, start, end,
+                          sums)
                 sums += ROWS * n;
             }
         }
@@ -446,12 +572,31 @@ static void product_tile(const struct weft__dev *dev, const struct weft__product
     } while (column < k);
 }
 
+static void product_tile(const struct weft__dev *dev, const struct weft__product *p, int64_t row,
+                         int64_t token, int64_t tokens, struct weft__scratch *scratch)
+{
+    switch (p->w->dtype) {
+    case WEFT_F32:
+        tile(WEFT_F32, true, dev, p, row, token, tokens, scratch);
+        break;
+    case WEFT_F16:
+        tile(WEFT_F16, true, dev, p, row, token, tokens, scratch);
+        break;
+    case WEFT_BF16:
+        tile(WEFT_BF16, true, dev, p, row, token, tokens, scratch);
+        break;
+    default:
+        tile(WEFT_F32, false, dev, p, row, token, tokens, scratch);
+    }
+}
+
 static void product(const struct weft__dev *dev, const struct weft__product *p,
                     struct weft__scratch *scratch)
 {
     if (p->rows == 0 || p->tokens == 0) return;
-    if (p->tokens <= DIRECT_TOKENS && p->w->scale_kind != WEFT__SCALE_BLOCK) {
-        product_direct(dev, p);
+    bool heavy = (p->w->dtype == WEFT_F8_E4M3 || p->w->dtype == WEFT_F4_E2M1) && p->w->cols > 0;
+    if (p->tokens <= (heavy ? STRIP_TOKENS : 2) && p->w->scale_kind != WEFT__SCALE_BLOCK) {
+        product_strips(dev, p, scratch);
         return;
     }
     for (int64_t token = 0; token < p->tokens; token += WEFT__TILE_TOKENS) {
