@@ -256,7 +256,7 @@ static weft_status add_decoded(struct maker *m, const int32_t *ids, int64_t coun
 
 static weft_status add_random(struct maker *m, const int64_t *input_len, const int64_t *output_len)
 {
-    int64_t vocab, most = 1;
+    int64_t vocab = 0, most = 1;
     int32_t *id = NULL, *prompt;
     bool as_ids = m->tok == NULL || m->o->send_ids;
     WEFT__TRY(make_vocab(m, &id, &vocab));

@@ -343,7 +343,7 @@ def test_output():
     done = bench(stub.url, *options, "--format", "vllm", "--max-concurrency", "2")
     check("vllm's rows", "Failed requests:                         0         " in done.stdout and
           "Mean E2EL (ms):" in done.stdout and "Backend:" not in done.stdout, done.stdout)
-    for name, gap in (("a", 0), ("b", 0.1), ("one", 0)):
+    for name, gap in (("a", 0), ("b", 0.5), ("one", 0)):
         stub.gap = gap
         bench(stub.url, *options, "--random-range-ratio", "1", "--random-output-len", "8", "--repeats",
               "1" if name == "one" else "3", "--output-file", path(name))
