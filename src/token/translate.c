@@ -283,12 +283,15 @@ static bool class_escape(struct translator *t, bool in_class, struct set *set)
         if (!named_property(t, &property, &negated)) goto done;
         put_property(property, &inner.items);
     }
-    if (in_class && t->caseless && property != NULL && property->category != NULL) {
-        /* There Oniguruma closes the whole class under case folding. */
-        if (strcmp(property->category, "L") == 0)
+    if (in_class && t->caseless && property != NULL) {
+        /* There Oniguruma closes the class under case folding, which leaves these only as they are:
+         * letters as a whole but for U+0345, what has no case, and the scripts but Greek. */
+        const char *kind = property->category != NULL ? property->category : property->script;
+        if (strcmp(kind, "L") == 0 && !negated)
             weft__buf_puts(&inner.items, "\\x{345}");
-        else if (strchr("LM", property->category[0]) != NULL)
-            (void)refuse(t, "kinds of letters and marks in a class under (?i) are not supported");
+        else if (strcmp(kind, "Greek") == 0 ||
+                 (property->category != NULL && (kind[0] == 'L' || kind[0] == 'M')))
+            (void)refuse(t, "this property in a class under (?i) is not supported");
     }
     set_add(set, &inner, negated);
 done:
