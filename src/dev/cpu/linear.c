@@ -61,8 +61,9 @@ void weft__cpu_linear(struct weft__dev *dev, const struct weft__op_linear *op)
     const struct weft__matrix *w = op->w;
     check(w);
     if (op->tokens == 0 || w->rows == 0) return;
-    struct linear_job job = {.op = op, .tokens = weft__min(op->tokens, WEFT__TILE_TOKENS)};
-    int64_t token_units = weft__ceil_div(op->tokens, job.tokens);
+    int64_t token_units = weft__ceil_div(op->tokens, WEFT__TILE_TOKENS);
+    struct linear_job job = {.op = op, .tokens = weft__ceil_div(op->tokens, token_units)};
+    token_units = weft__ceil_div(op->tokens, job.tokens);
     job.rows = unit_rows(dev, w->rows, w->cols * job.tokens, token_units);
     job.row_units = weft__ceil_div(w->rows, job.rows);
     weft__team_run(dev, job.row_units * token_units, linear_unit, &job);

@@ -599,8 +599,9 @@ static void product(const struct weft__dev *dev, const struct weft__product *p,
         product_strips(dev, p, scratch);
         return;
     }
-    for (int64_t token = 0; token < p->tokens; token += WEFT__TILE_TOKENS) {
-        int64_t tokens = weft__min(WEFT__TILE_TOKENS, p->tokens - token);
+    const int64_t even = weft__ceil_div(p->tokens, weft__ceil_div(p->tokens, WEFT__TILE_TOKENS));
+    for (int64_t token = 0; token < p->tokens; token += even) {
+        int64_t tokens = weft__min(even, p->tokens - token);
         for (int64_t row = 0; row < p->rows; row += WEFT__TILE_ROWS)
             product_tile(dev, p, row, token, tokens, scratch);
     }
@@ -627,6 +628,17 @@ INLINE void dots_t(const float *panel, const float *x, int64_t rows, f32x8 *sum)
     for (int l = 0; l < 8; l++) sum[l] = s[l];
 }
 
+/* Finishes eight columns, or the n that are left. */
+INLINE void store_t(const struct weft__product_t *p, float *y, int64_t n, const f32x8 s[8])
+{
+    f32x8 v = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+    v = v * splat(p->w->scale_global);
+    if (n >= 8)
+        store8(y, v);
+    else
+        store_first(y, v, n);
+}
+
 static void product_t_tile(const struct weft__dev *dev, const struct weft__product_t *p,
                            int64_t column, int64_t token, int64_t tokens,
                            struct weft__scratch *scratch)
@@ -648,21 +660,91 @@ static void product_t_tile(const struct weft__dev *dev, const struct weft__produ
                        sums + (t * groups + g) * 8);
     }
     for (int64_t t = 0; t < tokens; t++)
-        for (int64_t g = 0; g < groups; g++) {
-            const f32x8 *s = sums + (t * groups + g) * 8;
-            f32x8 v = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-            v = v * splat(p->w->scale_global);
-            float *y = p->y + (token + t) * p->y_stride + column + 8 * g;
-            if (columns - 8 * g >= 8)
-                store8(y, v);
+        for (int64_t g = 0; g < groups; g++)
+            store_t(p, p->y + (token + t) * p->y_stride + column + 8 * g, columns - 8 * g,
+                    sums + (t * groups + g) * 8);
+}
+
+/* One token, decoded in registers: for each lane four of its rows at a time, along the columns.
+ * Rows row, row + 8, ..: `count` of them. */
+INLINE void lane_rows(int count, weft_dtype dtype, const struct weft__dev *dev,
+                      const struct weft__product_t *p, int64_t row, int64_t column, int64_t columns,
+                      f32x8 *sums)
+{
+    struct codes c[4];
+    f32x8 x[4], w[4];
+    for (int j = 0; j < count; j++) {
+        c[j] = codes_at(dtype, p->w, p->row + row + 8 * j, p->column + column);
+        x[j] = splat(p->x[row + 8 * j]);
+    }
+    for (int64_t at = 0; at < columns; at += CHUNK, sums += 4) {
+        f32x8 s[4] = {sums[0], sums[1], sums[2], sums[3]};
+        for (int j = 0; j < count; j++) {
+            if (columns - at >= CHUNK)
+                decode(dev, dtype, c[j], w);
             else
-                store_first(y, v, columns - 8 * g);
+                decode_rest(dev, dtype, c[j], columns - at, w);
+            c[j].data += chunk_bytes(dtype);
+            if (dtype == WEFT_F4_E2M1) c[j].scale += 2;
+            for (int v = 0; v < 4; v++) s[v] = fma8(w[v], x[j], s[v]);
         }
+        for (int v = 0; v < 4; v++) sums[v] = s[v];
+    }
+}
+
+INLINE void product_t_one(weft_dtype dtype, const struct weft__dev *dev,
+                          const struct weft__product_t *p, struct weft__scratch *scratch)
+{
+    enum { WIDTH = WEFT__TILE_ROWS * WEFT__TILE_TOKENS }; /* columns whose eight lanes have room */
+    for (int64_t column = 0; column < p->columns; column += WIDTH) {
+        const int64_t columns = weft__min(WIDTH, p->columns - column);
+        const int64_t vectors = weft__ceil_div(columns, CHUNK) * 4;
+        f32x8 *sums = (f32x8 *)(void *)scratch->sums; /* [8, vectors] */
+        memset(sums, 0, (size_t)(8 * vectors) * sizeof *sums);
+        for (int64_t row = 0; row < p->rows; row += 32)
+            for (int64_t lane = 0; lane < 8; lane++) {
+                f32x8 *sum = sums + lane * vectors;
+                int64_t at = row + lane;
+                if (at + 24 < p->rows)
+                    lane_rows(4, dtype, dev, p, at, column, columns, sum);
+                else
+                    for (; at < weft__min(row + 32, p->rows); at += 8)
+                        lane_rows(1, dtype, dev, p, at, column, columns, sum);
+            }
+        for (int64_t i = 0; 8 * i < columns; i++) {
+            f32x8 s[8];
+            for (int l = 0; l < 8; l++) {
+                s[l] = sums[l * vectors + i];
+                if (p->rows % 8 != 0 && l >= p->rows % 8) s[l] = s[l] + splat(0); /* padding */
+            }
+            store_t(p, p->y + column + 8 * i, columns - 8 * i, s);
+        }
+    }
 }
 
 static void product_t(const struct weft__dev *dev, const struct weft__product_t *p,
                       struct weft__scratch *scratch)
 {
+    if (p->tokens == 1 &&
+        (p->w->scale_kind == WEFT__SCALE_NONE || p->w->scale_kind == WEFT__SCALE_NVFP4)) {
+        switch (p->w->dtype) {
+        case WEFT_F32:
+            product_t_one(WEFT_F32, dev, p, scratch);
+            return;
+        case WEFT_F16:
+            product_t_one(WEFT_F16, dev, p, scratch);
+            return;
+        case WEFT_BF16:
+            product_t_one(WEFT_BF16, dev, p, scratch);
+            return;
+        case WEFT_F8_E4M3:
+            product_t_one(WEFT_F8_E4M3, dev, p, scratch);
+            return;
+        default:
+            product_t_one(WEFT_F4_E2M1, dev, p, scratch);
+            return;
+        }
+    }
     for (int64_t token = 0; token < p->tokens; token += WEFT__TILE_TOKENS) {
         int64_t tokens = weft__min(WEFT__TILE_TOKENS, p->tokens - token);
         for (int64_t column = 0; column < p->columns; column += T_COLUMNS)
