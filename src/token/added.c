@@ -56,8 +56,17 @@ static int by_pattern(const void *a, const void *b, void *context)
                          added->text.data + y->pattern, y->pattern_len);
 }
 
+static weft_status fail_token(const struct weft__added *added,
+                              const struct weft__added_token *token, const char *name,
+                              const char *what, weft_error *err)
+{
+    return weft__fail(err, WEFT_FORMAT, "%s: added token \"%.*s\" %s", name,
+                      (int)weft__min(token->content_len, 60), added->text.data + token->content,
+                      what);
+}
+
 static weft_status finder_index(struct weft__added *added, struct weft__finder *finder,
-                                bool normalized, weft_error *err)
+                                bool normalized, const char *name, weft_error *err)
 {
     finder->order = malloc((added->count + 1) * sizeof *finder->order);
     if (finder->order == NULL)
@@ -66,14 +75,14 @@ static weft_status finder_index(struct weft__added *added, struct weft__finder *
         if (added->tokens[i].normalized == normalized) finder->order[finder->count++] = (uint32_t)i;
     qsort_r(finder->order, finder->count, sizeof *finder->order, by_pattern, added);
 
-    /* One that normalizes to nothing is never found; of two that normalize alike the first is. */
+    /* Of two that normalize alike the first is found. */
     size_t byte = 0, kept = 0;
     for (size_t i = 0; i < finder->count; i++) {
         uint32_t index = finder->order[i];
         const struct weft__added_token *token = &added->tokens[index];
-        if (token->pattern_len == 0 ||
-            (kept > 0 && by_pattern(&finder->order[kept - 1], &index, added) == 0))
-            continue;
+        if (token->pattern_len == 0)
+            return fail_token(added, token, name, "is empty once normalized", err);
+        if (kept > 0 && by_pattern(&finder->order[kept - 1], &index, added) == 0) continue;
         size_t first = (unsigned char)added->text.data[token->pattern];
         while (byte <= first) finder->first[byte++] = (uint32_t)kept;
         finder->order[kept++] = index;
@@ -90,9 +99,7 @@ weft_status weft__added_index(struct weft__added *added, const char *name, weft_
     for (size_t i = 1; i < added->count; i++) {
         const struct weft__added_token *token = &added->tokens[i];
         if (by_content(token - 1, token, added) == 0)
-            return weft__fail(err, WEFT_FORMAT, "%s: added token \"%.*s\" is listed twice", name,
-                              (int)weft__min(token->content_len, 60),
-                              added->text.data + token->content);
+            return fail_token(added, token, name, "is listed twice", err);
     }
 
     added->by_id = malloc((added->count + 1) * sizeof *added->by_id);
@@ -101,8 +108,8 @@ weft_status weft__added_index(struct weft__added *added, const char *name, weft_
     for (size_t i = 0; i < added->count; i++) added->by_id[i] = (uint32_t)i;
     qsort_r(added->by_id, added->count, sizeof *added->by_id, by_id, added);
 
-    weft_status status = finder_index(added, &added->raw, false, err);
-    if (status == WEFT_OK) status = finder_index(added, &added->normalized, true, err);
+    weft_status status = finder_index(added, &added->raw, false, name, err);
+    if (status == WEFT_OK) status = finder_index(added, &added->normalized, true, name, err);
     return status;
 }
 

@@ -127,12 +127,23 @@ static void options(void **state)
     must_encode(tok, "abc", 0, "5");
     weft__tokenizer_free(tok);
 
+    /* In the reference an added token that normalizes to nothing cuts texts into characters. */
+    p = plain;
+    p.normalizer = "{\"type\":\"Strip\",\"strip_left\":true,\"strip_right\":true}";
+    p.added = "[{\"content\":\"  \",\"normalized\":true}]";
+    weft_error err = {0};
+    assert_int_equal(parse(&p, &tok, &err), WEFT_FORMAT);
+    assert_non_null(strstr(err.text, "empty once normalized"));
+    p.added = "[{\"content\":\"  \",\"normalized\":false}]";
+    tok = must_parse(&p);
+    must_encode(tok, " ab  ab ", 0, "4 6 4");
+    weft__tokenizer_free(tok);
+
     /* Merges before the vocabulary, and a template around the text. */
     p = plain;
     p.model = "\"merges\":[[\"a\",\"b\"]]";
     p.merges = "[]";
     p.more = ",\"other\":{\"deep\":[1,{\"x\":null}]}";
-    weft_error err = {0};
     assert_int_equal(parse(&p, &tok, &err), WEFT_FORMAT); /* two lists of merges */
     p = plain;
     p.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"S\",\"type_"
@@ -191,6 +202,7 @@ static const struct refusal refusals[] = {
     {AT(added), "[{\"content\":\"x\"},{\"content\":\"x\"}]", WEFT_FORMAT, "twice"},
     {AT(added), "[{\"content\":7}]", WEFT_FORMAT, "string"},
     {AT(added), "{}", WEFT_FORMAT, "array"},
+    {AT(more), ",\"x\":[1,]", WEFT_FORMAT, "expected"},
     {AT(normalizer), "{\"type\":\"Precompiled\"}", WEFT_UNSUPPORTED, "Precompiled"},
     {AT(normalizer), "{\"type\":\"BertNormalizer\"}", WEFT_UNSUPPORTED, "BertNormalizer"},
     {AT(normalizer), "{\"type\":\"Sequence\"}", WEFT_FORMAT, "normalizers"},
