@@ -74,17 +74,25 @@ static void fma_chains(const void *arg, int64_t round)
 #endif
 
 /* One part of the pool, read in the order of addresses. */
-static void stream_read(const void *arg, int64_t round)
+#if defined(__x86_64__)
+__attribute__((target("avx2")))
+#endif
+static void
+stream_read(const void *arg, int64_t round)
 {
     (void)arg;
-    size_t words = ((size_t)POOL_MIB << 20) / STREAM_PARTS / sizeof(uint64_t);
-    const uint64_t *p =
-        (const uint64_t *)(const void *)pool + words * (size_t)(round % STREAM_PARTS);
-    uint64_t sum[8] = {0};
-    for (size_t i = 0; i < words; i += 8)
-        for (size_t j = 0; j < 8; j++) sum[j] ^= p[i + j];
-    volatile uint64_t sink = 0;
-    for (size_t j = 0; j < 8; j++) sink ^= sum[j];
+    typedef uint64_t u64x4 __attribute__((vector_size(32)));
+    size_t vectors = ((size_t)POOL_MIB << 20) / STREAM_PARTS / sizeof(u64x4);
+    const u64x4 *p = (const u64x4 *)(const void *)pool + vectors * (size_t)(round % STREAM_PARTS);
+    u64x4 a = {0}, b = {0}, c = {0}, d = {0};
+    for (size_t i = 0; i < vectors; i += 4) {
+        a ^= p[i];
+        b ^= p[i + 1];
+        c ^= p[i + 2];
+        d ^= p[i + 3];
+    }
+    volatile uint64_t sink = (a ^ b ^ c ^ d)[0];
+    (void)sink;
 }
 
 /* Of one thread; what follows is compared with as many of them as there are. */
