@@ -27,7 +27,7 @@ static const struct weft__dev_options case_options[CASE_DEVICES] = {
 };
 static struct weft__dev *case_dev[CASE_DEVICES];
 
-static int case_setup(void **state)
+static inline int case_setup(void **state)
 {
     (void)state;
     srand(7);
@@ -38,7 +38,7 @@ static int case_setup(void **state)
     return 0;
 }
 
-static int case_teardown(void **state)
+static inline int case_teardown(void **state)
 {
     (void)state;
     for (int i = 0; i < CASE_DEVICES; i++) weft__cpu.core->close(case_dev[i]);

@@ -55,9 +55,9 @@ static void linear_follows_the_order(void **state)
 {
     (void)state;
     const int64_t shapes[][3] = {
-        {1, 1, 1},    {3, 5, 2},    {4, 8, 1},     {5, 16, 3},   {7, 17, 4},   {33, 31, 5},
-        {9, 32, 1},   {6, 33, 2},   {37, 48, 50},  {2, 64, 97},  {12, 100, 7}, {40, 257, 6},
-        {67, 770, 3}, {4, 1600, 2}, {5, 1537, 49}, {130, 40, 1},
+        {1, 1, 1},    {3, 5, 2},    {4, 8, 1},     {5, 16, 3},   {7, 17, 4},    {33, 31, 5},
+        {9, 32, 1},   {6, 33, 2},   {37, 48, 50},  {2, 64, 97},  {12, 100, 7},  {40, 257, 6},
+        {67, 770, 3}, {4, 1600, 2}, {5, 1537, 49}, {130, 40, 1}, {400, 700, 5},
     };
     for (size_t k = 0; k < WEFT__COUNT(kinds); k++)
         for (size_t i = 0; i < WEFT__COUNT(shapes); i++)
@@ -93,7 +93,7 @@ static void linear_rows_do_not_see_the_batch(void **state)
         }
         op.x = x;
         op.y = batch;
-        for (op.tokens = 2; op.tokens <= TOKENS; op.tokens += op.tokens < 9 ? 1 : 23) {
+        for (op.tokens = 2; op.tokens <= TOKENS; op.tokens += op.tokens < 18 ? 1 : 23) {
             weft__cpu.model->linear(case_dev[1], &op);
             assert_memory_equal(batch, alone, (size_t)op.tokens * ROWS * sizeof(float));
         }
@@ -269,7 +269,8 @@ static void heads_follow_the_order(void **state)
             check_heads(kinds[k], 50, 9, 70, transposed);
             check_heads(kinds[k], 2, 1, 3, transposed);
         }
-    check_heads(kinds[2], 2, 900, 33, true); /* longer than a panel */
+    check_heads(kinds[2], 2, 900, 33, true);  /* longer than a panel */
+    check_heads(kinds[2], 1, 41, 1600, true); /* wider than the sums */
     check_heads(kinds[2], 0, 4, 8, true);
     check_heads(kinds[2], 2, 0, 8, true); /* an empty sum */
 }
