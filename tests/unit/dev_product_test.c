@@ -275,6 +275,39 @@ static void heads_follow_the_order(void **state)
     check_heads(kinds[2], 2, 0, 8, true); /* an empty sum */
 }
 
+/* Sums that underflow to -0: a padded lane becomes +0, and so does the result, everywhere alike. */
+static void padding_has_one_sign(void **state)
+{
+    (void)state;
+    enum { LONGEST = 17, TOKENS = 5 };
+    float w[LONGEST], x[TOKENS * LONGEST], y[TOKENS];
+    for (int i = 0; i < LONGEST; i++) w[i] = 1e-30f;
+    for (int i = 0; i < TOKENS * LONGEST; i++) x[i] = -1e-30f;
+    for (int64_t n = 1; n <= LONGEST; n++)
+        for (int64_t tokens = 1; tokens <= TOKENS; tokens++)
+            for (int d = 0; d < CASE_DEVICES; d++)
+                for (int transposed = 0; transposed < 2; transposed++) {
+                    struct weft__matrix m = {.dtype = WEFT_F32,
+                                             .rows = transposed ? n : 1,
+                                             .cols = transposed ? 1 : n,
+                                             .data = (const uint8_t *)w,
+                                             .row_bytes = transposed ? 4 : 4 * n,
+                                             .scale_global = 1};
+                    struct weft__op_linear_heads op = {.w = &m,
+                                                       .heads = 1,
+                                                       .rows = m.rows,
+                                                       .transposed = transposed,
+                                                       .x = x,
+                                                       .x_stride = LONGEST,
+                                                       .tokens = tokens,
+                                                       .y = y,
+                                                       .y_stride = 1};
+                    weft__cpu.model->linear_heads(case_dev[d], &op);
+                    for (int64_t t = 0; t < tokens; t++)
+                        assert_int_equal(weft__f32_bits(y[t]), n % 8 == 0 ? 0x80000000u : 0);
+                }
+}
+
 /* ---- linear_experts ---- */
 
 static void run_experts(struct weft__dev *dev, const void *arg, void *y)
@@ -345,6 +378,7 @@ int main(void)
         cmocka_unit_test(every_code_decodes),
         cmocka_unit_test(embed_reads_rows),
         cmocka_unit_test(heads_follow_the_order),
+        cmocka_unit_test(padding_has_one_sign),
         cmocka_unit_test(experts_take_their_rows),
     };
     return cmocka_run_group_tests(tests, case_setup, case_teardown);
