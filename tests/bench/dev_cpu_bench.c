@@ -1,7 +1,7 @@
-/* cpu_bench: what the CPU device's operations reach, against the memory bandwidth and the
+/* dev_cpu_bench: what the CPU device's operations reach, against the memory bandwidth and the
  * multiply-add peak that the same threads reach in the same run.
  *
- * Usage: cpu_bench [THREADS]. Times are the best of several; weights are taken in turn from a pool
+ * Usage: bench_dev_cpu [THREADS]. Times are the best of several; weights are taken in turn from a pool
  * larger than the caches, as in a decode step. */
 #include <math.h>
 #include <stdio.h>
@@ -325,7 +325,7 @@ int main(int argc, char **argv)
     weft_error err;
     const struct weft__dev_options options = {.threads = threads, .first_cpu = -1};
     if (weft__cpu.core->open(&options, &dev, &err) != WEFT_OK) {
-        fprintf(stderr, "cpu_bench: %s\n", err.text);
+        fprintf(stderr, "dev_cpu_bench: %s\n", err.text);
         return 1;
     }
     pool = aligned_alloc(4096, (size_t)POOL_MIB << 20);
