@@ -1,8 +1,8 @@
 /* dev_cpu_bench: what the CPU device's operations reach, against the memory bandwidth and the
  * multiply-add peak that the same threads reach in the same run.
  *
- * Usage: bench_dev_cpu [THREADS]. Times are the best of several; weights are taken in turn from a pool
- * larger than the caches, as in a decode step. */
+ * Usage: bench_dev_cpu [THREADS]. Times are the best of several; weights are taken in turn from a
+ * pool larger than the caches, as in a decode step. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

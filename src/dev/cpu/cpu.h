@@ -25,8 +25,8 @@ void weft__team_run(struct weft__dev *dev, int64_t units, weft__unit_fn *fn, con
 /* ---- kernels ---- */
 
 enum {
-    WEFT__TILE_ROWS = 32,    /* weight rows of a decoded panel */
-    WEFT__TILE_TOKENS = 48,  /* token rows that meet a panel */
+    WEFT__TILE_ROWS = 32,    /* weight rows whose sums wait between panels of columns */
+    WEFT__TILE_TOKENS = 48,  /* token rows that meet them */
     WEFT__TILE_K = 768,      /* columns of a panel */
     WEFT__TILE_QUERIES = 48, /* (row, head) pairs that meet a page of keys */
     WEFT__CHUNK = 32,        /* columns decoded together: whole bytes, whole scales */
@@ -41,7 +41,7 @@ struct weft__ranking {
 
 /* Work space of one thread. */
 struct weft__scratch {
-    float *panel;     /* [TILE_ROWS, TILE_K] */
+    float *panel;     /* [TILE_ROWS, TILE_K] decoded weights, inputs or a page of keys */
     float *sums;      /* [TILE_ROWS, TILE_TOKENS, 8] lanes of unfinished dot products */
     uint64_t *ranked; /* [2, WEFT__INDEX_TOP_MAX] for ranking */
     struct weft__ranking ranking;
