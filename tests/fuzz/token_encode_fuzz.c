@@ -12,7 +12,7 @@ static const char own[] =
     "{\"added_tokens\":[{\"content\":\"<x>\",\"special\":true,\"normalized\":false,\"lstrip\":true}"
     ","
     "{\"content\":\"  "
-    "\",\"normalized\":true,\"rstrip\":true},{\"content\":\"ab\",\"single_word\":true}],"
+    "A\",\"normalized\":true,\"rstrip\":true},{\"content\":\"ab\",\"single_word\":true}],"
     "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFKC\"},{\"type\":"
     "\"Strip\","
     "\"strip_left\":true},{\"type\":\"Lowercase\"}]},\"pre_tokenizer\":{\"type\":\"Sequence\","
