@@ -28,7 +28,8 @@ extern "C" {
 
 enum {
     WEFT_COMM_RANKS_MAX = 16,
-    WEFT_COMM_HIDDEN_MAX = 65536, /* longest row of weft_reduce */
+    WEFT_COMM_MESSAGE_MIN = 262144, /* bytes; a longest row fits */
+    WEFT_COMM_HIDDEN_MAX = 65536,   /* longest row of weft_reduce */
     WEFT_COMM_GROUPS_MAX = 15, /* splits a communicator can take part in between open and close */
 };
 

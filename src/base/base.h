@@ -20,6 +20,7 @@ enum { WEFT__MAX_RANKS = 16 };
 static inline int64_t weft__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t weft__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t weft__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline double weft__mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
 
 /* ---- errors ---- */
 

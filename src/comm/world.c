@@ -11,7 +11,6 @@ enum {
     TIMEOUT_MS = 30000,
     MESSAGE_BYTES = 1 << 20,
     HEAP_BYTES = 64 << 20,
-    MESSAGE_BYTES_MIN = WEFT_COMM_HIDDEN_MAX * 4, /* a row fits */
     HEAP_ALIGN = 64,
 };
 
@@ -49,9 +48,9 @@ static weft_status fill_options(weft_world_options *options, weft_error *err)
     if (options->timeout_ms == 0) options->timeout_ms = TIMEOUT_MS;
     if (options->message_bytes == 0) options->message_bytes = MESSAGE_BYTES;
     if (options->heap_bytes == 0) options->heap_bytes = HEAP_BYTES;
-    if (options->message_bytes < MESSAGE_BYTES_MIN || options->message_bytes > bytes_max)
+    if (options->message_bytes < WEFT_COMM_MESSAGE_MIN || options->message_bytes > bytes_max)
         return weft__fail(err, WEFT_INVALID, "message_bytes %zu: must be %d to %zu",
-                          options->message_bytes, MESSAGE_BYTES_MIN, bytes_max);
+                          options->message_bytes, WEFT_COMM_MESSAGE_MIN, bytes_max);
     if (options->heap_bytes > bytes_max)
         return weft__fail(err, WEFT_INVALID, "heap_bytes %zu: must be at most %zu",
                           options->heap_bytes, bytes_max);

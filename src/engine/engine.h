@@ -70,7 +70,6 @@ struct weft__plan { /* everything weft_engine_options leaves open, decided */
     int64_t context, max_running, max_queue;
     bool context_reduced;                         /* below the model's, because of memory */
     uint64_t weights_bytes, kv_bytes, work_bytes; /* all ranks; weights: of the files */
-    uint64_t rank_weights_bytes;                  /* the largest rank */
 };
 
 /* Decides, or says with numbers why the model does not fit. */

@@ -104,9 +104,9 @@ static weft_status choose_ranks(const weft_engine_options *o, struct weft__ranks
     return WEFT_OK;
 }
 
-/* The memory of every rank at these limits. */
-static weft_status measure(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
-                           struct weft__plan *plan, uint64_t *page_bytes, weft_error *err)
+/* The memory of all ranks at these limits. */
+static void measure(const struct weft__arch *arch, const struct weft__checkpoint *checkpoint,
+                    struct weft__plan *plan, uint64_t *page_bytes)
 {
     int64_t unit = weft__head_unit(checkpoint, arch);
     for (int r = 0; r < plan->ranks.size; r++) {
@@ -115,28 +115,21 @@ static weft_status measure(const struct weft__arch *arch, struct weft__checkpoin
         plan->work_bytes += bytes.work;
         *page_bytes += bytes.kv_page;
     }
-    for (int64_t i = 0; i < weft__checkpoint_count(checkpoint); i++)
-        plan->weights_bytes += (uint64_t)weft__checkpoint_at(checkpoint, i).bytes;
-    struct weft__arena arena = {0};
-    struct weft__weights weights;
-    struct weft__shard shard = weft__shard_of(arch, unit, 0, plan->ranks.size);
-    weft_status status = weft__weights_load(checkpoint, arch, &shard, false, &arena, &weights, err);
-    if (status == WEFT_OK) plan->rank_weights_bytes = weights.mapped_bytes;
-    weft__arena_free(&arena);
-    return status;
+    for (int64_t i = 0; i < weft__checkpoint_count(checkpoint); i++) {
+        struct weft__tensor tensor = weft__checkpoint_at(checkpoint, i);
+        if (weft__tensor_used(arch, &tensor)) plan->weights_bytes += (uint64_t)tensor.bytes;
+    }
 }
 
-static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
-
 /* How many pages: what is asked for, what fits, and at least one sequence of the context. */
-static weft_status size_pool(const struct weft__arch *arch, const weft_engine_options *o,
-                             struct weft__plan *plan, uint64_t page_bytes, weft_error *err)
+static weft_status size_pool(const weft_engine_options *o, struct weft__plan *plan,
+                             uint64_t page_bytes, weft_error *err)
 {
     uint64_t available = weft__memory_available();
     uint64_t fixed = plan->weights_bytes + plan->work_bytes + RESERVE;
     uint64_t room = available > fixed ? available - fixed : 0;
     int64_t fit = page_bytes > 0 ? (int64_t)(room / page_bytes) : INT32_MAX;
-    int64_t context = o->context > 0 ? weft__min(o->context, arch->context) : arch->context;
+    int64_t context = plan->ranks.limits.context;
     if (o->context == 0 && fit * WEFT__PAGE < context && fit > 0) {
         context = fit * WEFT__PAGE;
         plan->context_reduced = true;
@@ -158,9 +151,9 @@ static weft_status size_pool(const struct weft__arch *arch, const weft_engine_op
             "the model does not fit: weights %.0f MiB + work space %.0f MiB + KV cache %.0f MiB "
             "(%lld tokens), but %.0f MiB are available; lower --context, --kv-tokens or --chunk, "
             "or use a smaller or more quantised model",
-            mib(plan->weights_bytes), mib(plan->work_bytes),
-            mib((uint64_t)weft__max(pages, one) * page_bytes),
-            (long long)weft__max(pages, one) * WEFT__PAGE, mib(available));
+            weft__mib(plan->weights_bytes), weft__mib(plan->work_bytes),
+            weft__mib((uint64_t)weft__max(pages, one) * page_bytes),
+            (long long)weft__max(pages, one) * WEFT__PAGE, weft__mib(available));
     plan->context = context;
     plan->ranks.limits.pages = pages;
     plan->kv_bytes = (uint64_t)pages * page_bytes;
@@ -180,13 +173,13 @@ weft_status weft__plan_make(const struct weft__arch *arch, struct weft__checkpoi
     plan.max_running = o->max_running > 0 ? o->max_running : DEFAULT_RUNNING;
     plan.max_queue = o->max_queue > 0 ? o->max_queue : DEFAULT_QUEUE;
     int64_t chunk = weft__max(o->chunk > 0 ? o->chunk : DEFAULT_CHUNK, plan.max_running);
-    plan.ranks.limits = (struct weft__model_limits){
-        .tokens = chunk,
-        .outputs = chunk,
-        .quantise_activations = o->quantise_activations,
-        .context = o->context > 0 ? weft__min(o->context, arch->context) : arch->context};
-    WEFT__TRY(measure(arch, checkpoint, &plan, &page_bytes, err));
-    WEFT__TRY(size_pool(arch, o, &plan, page_bytes, err));
+    plan.ranks.limits =
+        (struct weft__model_limits){.tokens = chunk,
+                                    .outputs = chunk,
+                                    .quantise_activations = o->quantise_activations,
+                                    .context = o->context > 0 ? o->context : arch->context};
+    measure(arch, checkpoint, &plan, &page_bytes);
+    WEFT__TRY(size_pool(o, &plan, page_bytes, err));
     plan.ranks.limits.context = plan.context;
     *out = plan;
     return WEFT_OK;

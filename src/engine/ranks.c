@@ -5,8 +5,6 @@
 
 #include "engine.h"
 
-enum { MESSAGE_MIN = 1 << 18 }; /* what a world wants at least */
-
 struct rank {
     struct weft__ranks *ranks;
     int index;
@@ -142,7 +140,7 @@ weft_status weft__ranks_open(const struct weft__arch *arch, struct weft__checkpo
     const weft_world_options world = {
         .size = options->size,
         .timeout_ms = options->timeout_ms,
-        .message_bytes = (size_t)weft__max((int64_t)message, MESSAGE_MIN),
+        .message_bytes = (size_t)weft__max((int64_t)message, WEFT_COMM_MESSAGE_MIN),
         .heap_bytes = 1u << 16,
     };
     weft_status status = weft_world_create(&world, &all->world, err);

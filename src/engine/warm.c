@@ -1,21 +1,11 @@
 /* Reads the weights into memory before they are needed, with progress: the mapping alone would read
  * them during the first forward pass, page by page. */
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "engine.h"
 
 enum { PIECE = 16 << 20 };
-
-/* Tensors of layers beyond the model's (multi-token prediction) are never read. */
-static bool is_used(const struct weft__tensor *tensor, const struct weft__arch *arch)
-{
-    long long layer;
-    if (strncmp(tensor->name, "mtp.", 4) == 0) return false;
-    return sscanf(tensor->name, "model.layers.%9lld.", &layer) != 1 || layer < arch->layers;
-}
 
 static void populate(const uint8_t *data, size_t bytes)
 {
@@ -32,14 +22,14 @@ void weft__warm(const struct weft__checkpoint *checkpoint, const struct weft__ar
     uint64_t total = 0, done = 0;
     for (int64_t i = 0; i < count; i++) {
         struct weft__tensor tensor = weft__checkpoint_at(checkpoint, i);
-        if (!is_used(&tensor, arch)) continue;
+        if (!weft__tensor_used(arch, &tensor)) continue;
         total += (uint64_t)tensor.bytes;
         weft__tensor_prefetch(&tensor, 0, tensor.bytes);
     }
     if (options->on_progress == NULL) return;
     for (int64_t i = 0; i < count; i++) {
         struct weft__tensor tensor = weft__checkpoint_at(checkpoint, i);
-        if (!is_used(&tensor, arch)) continue;
+        if (!weft__tensor_used(arch, &tensor)) continue;
         for (int64_t at = 0; at < tensor.bytes; at += PIECE) {
             int64_t bytes = weft__min(PIECE, tensor.bytes - at);
             populate(tensor.data + at, (size_t)bytes);

@@ -138,6 +138,10 @@ int64_t weft__head_unit(const struct weft__checkpoint *checkpoint, const struct 
 struct weft__shard weft__shard_of(const struct weft__arch *arch, int64_t head_unit, int rank,
                                   int size);
 
+/* False for tensors of layers beyond the model's (multi-token prediction), which are neither read
+ * nor counted. */
+bool weft__tensor_used(const struct weft__arch *arch, const struct weft__tensor *tensor);
+
 /* ---- one rank's model, ready to run ---- */
 
 struct weft__model; /* weights, KV cache, work space of one rank */

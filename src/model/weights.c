@@ -407,3 +407,10 @@ int64_t weft__head_unit(const struct weft__checkpoint *checkpoint, const struct 
     }
     return unit;
 }
+
+bool weft__tensor_used(const struct weft__arch *arch, const struct weft__tensor *tensor)
+{
+    long long layer;
+    if (strncmp(tensor->name, "mtp.", 4) == 0) return false;
+    return sscanf(tensor->name, "model.layers.%9lld.", &layer) != 1 || layer < arch->layers;
+}

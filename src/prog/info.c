@@ -8,7 +8,7 @@ struct info {
     struct weft__arena arena;
     struct weft__arch arch;
     struct weft__checkpoint *checkpoint;
-    int64_t tensors, skipped; /* skipped: of layers beyond the model's */
+    int64_t tensors; /* that the model uses */
     uint64_t bytes, bytes_of[WEFT_DTYPE_COUNT + 1];
 };
 
@@ -18,9 +18,10 @@ struct rank_memory {
 
 static void count_tensors(struct info *info)
 {
-    info->tensors = weft__checkpoint_count(info->checkpoint);
-    for (int64_t i = 0; i < info->tensors; i++) {
+    for (int64_t i = 0; i < weft__checkpoint_count(info->checkpoint); i++) {
         struct weft__tensor tensor = weft__checkpoint_at(info->checkpoint, i);
+        if (!weft__tensor_used(&info->arch, &tensor)) continue;
+        info->tensors++;
         info->bytes += (uint64_t)tensor.bytes;
         info->bytes_of[tensor.dtype] += (uint64_t)tensor.bytes;
     }
@@ -92,19 +93,18 @@ static weft_status print_text(const struct info *info, const char *dir, weft_err
                      (long long)count_true(a->sparse, a->layers), (long long)a->expert_intermediate,
                      (long long)a->shared_intermediate);
     if (a->intermediate > 0) (void)printf("dense      width %lld\n", (long long)a->intermediate);
-    (void)printf("tensors    %lld, %.1f MiB:", (long long)info->tensors,
-                 (double)info->bytes / (1 << 20));
+    (void)printf("tensors    %lld, %.1f MiB:", (long long)info->tensors, weft__mib(info->bytes));
     for (int d = 0; d <= WEFT_DTYPE_COUNT; d++)
         if (info->bytes_of[d] > 0)
             (void)printf(" %s %.1f MiB", weft_dtype_name((weft_dtype)d),
-                         (double)info->bytes_of[d] / (1 << 20));
+                         weft__mib(info->bytes_of[d]));
     (void)printf(
         "\n\nlargest rank   weights MiB   KV bytes/token   work MiB (512 tokens a step)\n");
     for (int size = 1; size <= WEFT__MAX_RANKS; size *= 2) {
         struct rank_memory m;
         WEFT__TRY(measure(info, size, &m, err));
-        (void)printf("tp %-12d %11.1f %16llu %10.1f\n", size, (double)m.weights / (1 << 20),
-                     (unsigned long long)m.kv_token, (double)m.work / (1 << 20));
+        (void)printf("tp %-12d %11.1f %16llu %10.1f\n", size, weft__mib(m.weights),
+                     (unsigned long long)m.kv_token, weft__mib(m.work));
     }
     return WEFT_OK;
 }

@@ -48,7 +48,7 @@ static void print_rank(const struct weft__arch *arch, const struct weft__shard *
                       (long long)arch->experts, (long long)c.expert, (long long)c.shared);
     (void)fprintf(stderr, ", ");
     print_range("vocabulary rows", shard->vocab);
-    (void)fprintf(stderr, ", %.1f MiB of weights\n", (double)weights->mapped_bytes / (1 << 20));
+    (void)fprintf(stderr, ", %.1f MiB of weights\n", weft__mib(weights->mapped_bytes));
 }
 
 weft_status weft__print_plan(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,

@@ -1,5 +1,4 @@
 /* weft run: one prompt, a file of prompts, or a conversation in the terminal. */
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,8 +93,6 @@ static double rate(int64_t tokens, uint64_t ns)
     return ns == 0 ? 0 : (double)tokens * 1e9 / (double)ns;
 }
 
-static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
-
 static void print_stats(const struct run *run, const weft_generated *g)
 {
     const struct weft__engine_view *view = weft__engine_view(run->engine);
@@ -120,8 +117,8 @@ static void print_stats(const struct run *run, const weft_generated *g)
     }
     (void)fprintf(stderr,
                   "memory   weights %.1f MiB, KV pool %.1f MiB (%lld tokens), work %.1f MiB\n",
-                  mib(plan->weights_bytes), mib(plan->kv_bytes),
-                  (long long)plan->ranks.limits.pages * WEFT__PAGE, mib(plan->work_bytes));
+                  weft__mib(plan->weights_bytes), weft__mib(plan->kv_bytes),
+                  (long long)plan->ranks.limits.pages * WEFT__PAGE, weft__mib(plan->work_bytes));
 }
 
 /* ---- the three ways to run ---- */
@@ -310,17 +307,16 @@ static int run_chat(struct run *run)
 static int run_stdin(struct run *run)
 {
     struct weft__buf text;
-    char piece[4096];
-    size_t got;
+    weft_error err;
     weft__buf_init(&text, MAX_INPUT);
-    while (!feof(stdin) && (got = fread(piece, 1, sizeof piece, stdin)) > 0)
-        weft__buf_append(&text, piece, got);
+    weft_status result = weft__read_stdin(&text, &err);
     if (text.len > 0 && text.data[text.len - 1] == '\n') text.data[--text.len] = '\0';
-    int status = WEFT__EXIT_FAILED;
-    if (text.failed || strlen(text.data != NULL ? text.data : "") != text.len)
-        (void)fprintf(stderr,
-                      "weft run: standard input is longer than %d MiB or holds a NUL byte\n",
-                      MAX_INPUT >> 20);
+    if (result == WEFT_OK && text.len > 0 && strlen(text.data) != text.len)
+        result =
+            weft__fail(&err, WEFT_INVALID, "standard input holds a NUL byte; a prompt is text");
+    int status;
+    if (result != WEFT_OK)
+        status = weft__report("run", &err);
     else if (text.len == 0)
         status = weft__usage("run", "standard input holds no prompt");
     else

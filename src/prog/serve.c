@@ -36,8 +36,6 @@ static void write_line(void *ctx, const char *line, size_t len)
     (void)fprintf(stderr, "%.*s\n", (int)len, line);
 }
 
-static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
-
 static void say_loaded(const struct serve *serve)
 {
     const struct weft__engine_view *view = weft__engine_view(serve->engine);
@@ -54,8 +52,8 @@ static void say_loaded(const struct serve *serve)
         "steps of %lld tokens\n",
         serve->name, view->arch->family->model_type, (double)view->load_ns / 1e9, plan->ranks.size,
         plan->ranks.size == 1 ? "" : "s", plan->ranks.threads, plan->ranks.threads == 1 ? "" : "s",
-        mib(plan->weights_bytes), mib(plan->kv_bytes), mib(plan->work_bytes),
-        mib(weft__memory_available()), (long long)limits->pages, WEFT__PAGE, tokens,
+        weft__mib(plan->weights_bytes), weft__mib(plan->kv_bytes), weft__mib(plan->work_bytes),
+        weft__mib(weft__memory_available()), (long long)limits->pages, WEFT__PAGE, tokens,
         (double)plan->kv_bytes / 1024 / (double)tokens, (long long)plan->context,
         plan->context_reduced ? " (reduced to fit the memory)" : "",
         tokens / (long long)plan->context, tokens / plan->context == 1 ? "" : "s",

@@ -24,20 +24,6 @@ static weft_status open_tokenizer(const char *model, struct weft__tokenizer **ou
     return weft__tokenizer_load(path, out, err);
 }
 
-static weft_status read_stdin(struct weft__buf *text, weft_error *err)
-{
-    char piece[65536];
-    size_t got;
-    while (!feof(stdin) && (got = fread(piece, 1, sizeof piece, stdin)) > 0)
-        weft__buf_append(text, piece, got);
-    if (ferror(stdin))
-        return weft__fail(err, WEFT_IO, "standard input cannot be read: %s", strerror(errno));
-    if (text->failed)
-        return weft__fail(err, WEFT_TOO_LONG, "standard input is longer than %d MiB",
-                          WEFT__MAX_TEXT >> 20);
-    return WEFT_OK;
-}
-
 /* A token's bytes as JSON text: what is not UTF-8 becomes U+FFFD. */
 static json_t *token_json(const struct weft__tokenizer *tok, int32_t id)
 {
@@ -137,7 +123,7 @@ static weft_status run(struct tokenize *t, const char *model, const char *text, 
     WEFT__TRY(open_tokenizer(model, &t->tokenizer, err));
     weft__buf_init(&input, WEFT__MAX_TEXT);
     weft__buf_puts(&input, text != NULL ? text : "");
-    weft_status status = text != NULL ? WEFT_OK : read_stdin(&input, err);
+    weft_status status = text != NULL ? WEFT_OK : weft__read_stdin(&input, err);
     if (status == WEFT_OK)
         status = t->decode ? decode(t, input.data, input.len, err)
                            : encode(t, input.data, input.len, err);

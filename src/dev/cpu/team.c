@@ -15,7 +15,7 @@ enum { SPIN_ROUNDS = 1000, CACHE_LINE = 64 };
 struct worker {
     pthread_t thread;
     struct weft__team *team;
-    int index, cpu;
+    int index;
 };
 
 struct weft__team {
@@ -38,15 +38,6 @@ struct weft__team {
     struct worker worker[];
 };
 
-static void pause_cpu(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* Waits until *word != seen. `sleepers` tells the other side whether it must call the kernel: the
  * sequentially consistent pairs (sleepers++, load word) here and (store word, load sleepers) in
  * announce cannot both miss each other. */
@@ -54,7 +45,7 @@ static void await(_Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *sleep
 {
     for (int i = 0; i < SPIN_ROUNDS; i++) {
         if (atomic_load_explicit(word, memory_order_acquire) != seen) return;
-        pause_cpu();
+        weft__pause();
     }
     atomic_fetch_add(sleepers, 1);
     while (atomic_load(word) == seen) (void)weft__wait_sleep(word, seen, UINT64_MAX);
