@@ -51,7 +51,7 @@ typedef struct weft_generation {
     const int32_t *ids;
     int64_t id_count;
 
-    int64_t max_tokens; /* 0: what is left of the context */
+    int64_t max_tokens; /* 0: the checkpoint's max_new_tokens, else what is left of the context */
     /* Negative: the checkpoint's generation_config.json, else 1, 1, off, 0, 1. */
     double temperature; /* 0: greedy */
     double top_p;

@@ -5,23 +5,22 @@
 
 enum { PATH_BYTES = 4096 };
 
-static void add_eos(struct weft__generation_config *out, const struct weft__int_list *list)
+void weft__generation_config_add_eos(struct weft__generation_config *config, int64_t id,
+                                     int64_t vocab)
 {
-    for (int i = 0; i < list->count; i++) {
-        bool known = false;
-        for (int j = 0; j < out->eos_count; j++) known = known || out->eos[j] == list->values[i];
-        if (!known && out->eos_count < WEFT__EOS_MAX)
-            out->eos[out->eos_count++] = (int32_t)list->values[i];
-    }
+    if (id < 0 || id >= vocab || config->eos_count == WEFT__EOS_MAX) return;
+    for (int i = 0; i < config->eos_count; i++)
+        if (config->eos[i] == id) return;
+    config->eos[config->eos_count++] = (int32_t)id;
 }
 
-static weft_status read_eos(const struct weft__node *root, struct weft__generation_config *out,
-                            weft_error *err)
+static weft_status read_eos(const struct weft__node *root, int64_t vocab,
+                            struct weft__generation_config *out, weft_error *err)
 {
     int64_t values[WEFT__EOS_MAX];
     struct weft__int_list list = {.max = INT32_MAX, .values = values, .max_count = WEFT__EOS_MAX};
     WEFT__TRY(weft__node_ints(root, "eos_token_id", &list, err));
-    add_eos(out, &list);
+    for (int i = 0; i < list.count; i++) weft__generation_config_add_eos(out, values[i], vocab);
     return WEFT_OK;
 }
 
@@ -46,7 +45,7 @@ static weft_status read_sampling(const struct weft__node *root, struct weft__gen
     return WEFT_OK;
 }
 
-static weft_status read_file(const char *dir, const char *name, bool sampling,
+static weft_status read_file(const char *dir, const char *name, int64_t vocab, bool sampling,
                              struct weft__generation_config *out, weft_error *err)
 {
     char path[PATH_BYTES];
@@ -56,18 +55,18 @@ static weft_status read_file(const char *dir, const char *name, bool sampling,
     weft_status status = weft__config_open(path, &root, err);
     if (status == WEFT_NOT_FOUND) return WEFT_OK;
     if (status != WEFT_OK) return status;
-    status = read_eos(&root, out, err);
+    status = read_eos(&root, vocab, out, err);
     if (status == WEFT_OK && sampling) status = read_sampling(&root, out, err);
     weft__config_close(&root);
     return status;
 }
 
-weft_status weft__generation_config_load(const char *dir, struct weft__generation_config *out,
-                                         weft_error *err)
+weft_status weft__generation_config_load(const char *dir, int64_t vocab,
+                                         struct weft__generation_config *out, weft_error *err)
 {
     struct weft__generation_config config = {.sampling = weft__sampling_default};
-    WEFT__TRY(read_file(dir, "generation_config.json", true, &config, err));
-    WEFT__TRY(read_file(dir, "config.json", false, &config, err));
+    WEFT__TRY(read_file(dir, "generation_config.json", vocab, true, &config, err));
+    WEFT__TRY(read_file(dir, "config.json", vocab, false, &config, err));
     *out = config;
     return WEFT_OK;
 }

@@ -84,7 +84,7 @@ static weft_status load_text_side(struct weft_engine *e, weft_error *err)
 {
     char path[4096];
     const char *dir = e->dir;
-    WEFT__TRY(weft__generation_config_load(dir, &e->generation, err));
+    WEFT__TRY(weft__generation_config_load(dir, e->arch.vocab, &e->generation, err));
     WEFT__TRY(weft__chat_open(dir, &e->chat, err));
     if (snprintf(path, sizeof path, "%s/tokenizer.json", dir) >= (int)sizeof path)
         return weft__fail(err, WEFT_TOO_LONG, "%.100s...: path too long", dir);
@@ -94,10 +94,7 @@ static weft_status load_text_side(struct weft_engine *e, weft_error *err)
     /* The stop set also holds the tokenizer's own end-of-sequence token. */
     const char *eos = weft__chat_token(e->chat, "eos_token");
     int32_t id = eos == NULL ? -1 : weft__token_id(e->tokenizer, eos, strlen(eos));
-    for (int i = 0; i < e->generation.eos_count; i++)
-        if (e->generation.eos[i] == id) id = -1;
-    if (id >= 0 && e->generation.eos_count < WEFT__EOS_MAX)
-        e->generation.eos[e->generation.eos_count++] = id;
+    weft__generation_config_add_eos(&e->generation, id, e->arch.vocab);
     return WEFT_OK;
 }
 
@@ -114,6 +111,7 @@ static weft_status open_sched(struct weft_engine *e, weft_error *err)
         .max_queue = e->plan.max_queue,
         .growth = WEFT__GROWTH,
         .context = e->plan.context,
+        .answer = e->generation.max_new_tokens,
         .vocab = e->arch.vocab,
         .usable_vocab = usable,
         .eos = e->generation.eos,

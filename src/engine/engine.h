@@ -51,12 +51,15 @@ struct weft__generation_config { /* generation_config.json, with defaults filled
     struct weft__sampling sampling;
     int32_t eos[WEFT__EOS_MAX];
     int32_t eos_count;
-    int64_t max_new_tokens; /* 0: none given */
+    int64_t max_new_tokens; /* where the request sets no limit; 0: none given */
 };
 
 /* generation_config.json (absent: defaults), and the eos ids of config.json. */
-weft_status weft__generation_config_load(const char *dir, struct weft__generation_config *out,
-                                         weft_error *err);
+weft_status weft__generation_config_load(const char *dir, int64_t vocab,
+                                         struct weft__generation_config *out, weft_error *err);
+/* Once each; ids outside the vocabulary are left out, since nothing generates them. */
+void weft__generation_config_add_eos(struct weft__generation_config *config, int64_t id,
+                                     int64_t vocab);
 
 /* ---- sizing ---- */
 

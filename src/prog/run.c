@@ -1,5 +1,6 @@
 /* weft run: one prompt, a file of prompts, or a conversation in the terminal. */
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,10 +55,19 @@ static weft_status generate(const struct run *run, const char *prompt,
     return weft_generate(run->engine, &g, out, err);
 }
 
+/* Set by Ctrl-C during a conversation: ends the answer, not the program. */
+static volatile sig_atomic_t interrupted;
+
+static void interrupt(int signal)
+{
+    (void)signal;
+    interrupted = 1;
+}
+
 static bool print_text(void *ctx, const char *text, size_t len)
 {
     (void)ctx;
-    return fwrite(text, 1, len, stdout) == len && fflush(stdout) == 0;
+    return fwrite(text, 1, len, stdout) == len && fflush(stdout) == 0 && !interrupted;
 }
 
 static void print_json_result(const char *prompt, const weft_generated *g)
@@ -121,6 +131,15 @@ static void print_stats(const struct run *run, const weft_generated *g)
                   (long long)plan->ranks.limits.pages * WEFT__PAGE, weft__mib(plan->work_bytes));
 }
 
+/* What ended an answer without --max-tokens. */
+static const char *limit(const struct run *run, const weft_generated *g)
+{
+    const struct weft__generation_config *model = weft__engine_view(run->engine)->generation;
+    return g->generated_tokens == model->max_new_tokens
+               ? "generation_config.json's max_new_tokens; --max-tokens sets another"
+               : "the context is full";
+}
+
 /* ---- the three ways to run ---- */
 
 static int run_prompt(struct run *run, const char *prompt)
@@ -134,8 +153,8 @@ static int run_prompt(struct run *run, const char *prompt)
     else
         (void)putchar('\n');
     if (!result.complete && !run->json && run->max_tokens == 0 && !ferror(stdout))
-        (void)fprintf(stderr, "weft run: stopped after %lld tokens: the context is full\n",
-                      (long long)result.generated_tokens);
+        (void)fprintf(stderr, "weft run: stopped after %lld tokens: %s\n",
+                      (long long)result.generated_tokens, limit(run, &result));
     if (run->stats) print_stats(run, &result);
     weft_generated_free(&result);
     return WEFT__EXIT_OK;
@@ -225,11 +244,24 @@ static int run_lines(struct run *run, char *text, size_t len)
 
 static int run_file(struct run *run)
 {
+    struct weft__buf input; /* of standard input */
     char *text;
     size_t len;
     weft_error err;
-    if (weft__read_file(run->prompts, MAX_INPUT, &text, &len, &err) != WEFT_OK)
+    weft_status result;
+    weft__buf_init(&input, MAX_INPUT);
+    if (strcmp(run->prompts, "-") == 0) {
+        weft__buf_puts(&input, ""); /* so that no input is not NULL */
+        result = weft__read_stdin(&input, &err);
+        text = input.data;
+        len = input.len;
+    } else {
+        result = weft__read_file(run->prompts, MAX_INPUT, &text, &len, &err);
+    }
+    if (result != WEFT_OK) {
+        weft__buf_free(&input);
         return weft__report("run", &err);
+    }
     int status = run_lines(run, text, len);
     free(text);
     return status;
@@ -273,8 +305,9 @@ static void chat_turn(struct run *run, struct chat *chat, const char *line)
         return;
     }
     (void)putchar('\n');
-    if (!result.complete && run->max_tokens == 0)
-        (void)fprintf(stderr, "weft run: the context is full; /new starts another conversation\n");
+    if (!result.complete && run->max_tokens == 0 && !interrupted)
+        (void)fprintf(stderr, "weft run: stopped: %s; /new starts another conversation\n",
+                      limit(run, &result));
     if (run->stats) print_stats(run, &result);
     if (!push(chat, "assistant", result.text)) forget(chat, chat->count - 1);
     weft_generated_free(&result);
@@ -285,10 +318,15 @@ static int run_chat(struct run *run)
     static struct chat chat; /* too large for the stack */
     char *line = NULL;
     size_t cap = 0;
-    (void)fprintf(stderr, "A line is a message. /new forgets the conversation, /exit ends.\n");
+    /* Without SA_RESTART, so that Ctrl-C at the prompt ends getline, and with it the program. */
+    const struct sigaction action = {.sa_handler = interrupt};
+    (void)sigaction(SIGINT, &action, NULL);
+    (void)fprintf(stderr, "A line is a message. Ctrl-C stops an answer, /new forgets the "
+                          "conversation, /exit ends.\n");
     if (run->system != NULL) (void)push(&chat, "system", run->system);
     int start = chat.count;
     for (;;) {
+        interrupted = 0;
         (void)fprintf(stderr, "> ");
         ssize_t len = getline(&line, &cap, stdin);
         if (len < 0) break;
@@ -365,7 +403,7 @@ int weft__cmd_run(int argc, char **argv)
     int status;
     const struct weft__option options[] = {
         {WEFT__OPTION_INT, "max-tokens", &run.max_tokens, 1, INT32_MAX, "N",
-         "end the answer there (the context's end)"},
+         "end the answer there (the model's limit)"},
         {WEFT__OPTION_DOUBLE, "temperature", &run.temperature, 0, 100, "T",
          "0 is greedy (the model's default, else 1)"},
         {WEFT__OPTION_DOUBLE, "top-p", &run.top_p, 0, 1, "P", "keep the likeliest P of the mass"},
@@ -380,7 +418,7 @@ int weft__cmd_run(int argc, char **argv)
         {WEFT__OPTION_STRING, "system", &run.system, 0, 0, "TEXT", "a system message"},
         {WEFT__OPTION_FLAG, "raw", &run.raw, 0, 0, NULL, "complete the text; no chat template"},
         {WEFT__OPTION_STRING, "prompts", &run.prompts, 0, 0, "FILE",
-         "one prompt a line, run side by side"},
+         "one prompt a line, run side by side; - is standard input"},
         {WEFT__OPTION_FLAG, "stats", &run.stats, 0, 0, NULL, "speed and memory on stderr"},
         {WEFT__OPTION_FLAG, "json", &run.json, 0, 0, NULL, "one JSON object an answer"},
         WEFT__ENGINE_FLAGS(&run.engine_flags),

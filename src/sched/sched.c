@@ -30,6 +30,7 @@ static weft_status check_options(const struct weft__sched_options *options, weft
          weft__min(WEFT__SEQUENCES_MAX, weft__min(options->chunk, options->max_outputs))},
         {"max_queue", options->max_queue, 0, WEFT__SEQUENCES_MAX - options->max_running},
         {"context", options->context, 1, INT32_MAX - WEFT__PAGE},
+        {"answer", options->answer, 0, INT32_MAX},
         {"growth", options->growth, 0, INT32_MAX},
         {"vocab", options->vocab, 1, INT32_MAX},
         {"usable vocab", options->usable_vocab, 1, options->vocab},
@@ -247,8 +248,13 @@ weft_status weft__sched_submit(struct weft__sched *sched, const struct weft__req
         return weft__fail(err, WEFT_BUSY,
                           "the queue is full: %lld of %u sequences run or wait, try again later",
                           (long long)there, sched->slots);
-    int64_t rest = sched->context - request->prompt_count;
-    int64_t max_tokens = request->max_tokens < 0 ? rest : request->max_tokens;
+    int64_t max_tokens = request->max_tokens;
+    if (max_tokens < 0) {
+        max_tokens = sched->context - request->prompt_count;
+        if (sched->options.answer > 0)
+            max_tokens =
+                weft__min(max_tokens, weft__max(sched->options.answer, request->min_tokens));
+    }
     struct weft__group *group = group_new(request, max_tokens);
     if (group == NULL) return weft__fail_oom(err, sizeof *group, "a request");
 

@@ -37,6 +37,7 @@ struct weft__sched_options {
     int64_t max_running; /* sequences in the pool; at most chunk and at most max_outputs */
     int64_t max_queue;   /* sequences accepted beyond max_running */
     int64_t context;     /* tokens of a sequence, prompt and output, at most */
+    int64_t answer;      /* tokens of a sample whose request sets no max_tokens; 0: no limit */
     /* A sequence is admitted only while every running one could then add as many tokens, or its
      * last, without a retraction. With 0 a full pool spends up to two rows in five on recomputing
      * what it retracted; far above WEFT__GROWTH it stands half empty (sched_policy_test). */

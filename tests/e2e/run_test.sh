@@ -18,6 +18,20 @@ same "standard input" "$answer" "$(echo "$question" | "$weft" run "$atlas" 2>/de
 for ranks in 1 2 3 5 8 16; do
     same "$ranks ranks" "$answer" "$("$weft" run "$atlas" --tp $ranks "$question" 2>/dev/null)"
 done
+same "prompts from a pipe" "$answer" "$(echo "$question" | "$weft" run "$atlas" --prompts - 2>/dev/null)"
+
+# A checkpoint's own limit holds where the request sets none; an end token that the model cannot
+# generate (a small model with a large one's settings) does no harm.
+model=$(mktemp -d)
+trap 'rm -rf "$model"' EXIT
+for file in "$atlas"/*; do ln -s "$file" "$model"; done
+rm "$model/generation_config.json"
+echo '{"eos_token_id": [0, 4, 6, 200000], "do_sample": false, "max_new_tokens": 3}' \
+    >"$model/generation_config.json"
+same "max_new_tokens" "The capital of" "$("$weft" run "$model" "$question" 2>"$model/said")"
+grep -q 'max_new_tokens' "$model/said"
+same "--max-tokens" "$answer" "$("$weft" run "$model" --max-tokens 30 "$question" 2>/dev/null)"
+
 "$weft" run "$atlas" --stats "$question" 2>&1 | grep -q 'token' || {
     echo "run: --stats says nothing of tokens"
     exit 1
