@@ -27,7 +27,7 @@ struct weft_engine {
     enum { LOADING, RUNNING, FAILED, CLOSING } state;
     weft_error error;
     struct weft__rank_stats stats[WEFT__MAX_RANKS];
-    uint64_t last_step_ns;
+    uint64_t last_step_ns, sample_ns;
 };
 
 /* ---- the engine's thread ---- */
@@ -45,7 +45,9 @@ static bool step(struct weft_engine *e)
     const struct weft__batch *batch;
     const float *logits;
     weft_error err;
-    if (!weft__sched_plan(e->sched, weft__now_ns(), &batch)) return false;
+    uint64_t start = weft__now_ns();
+    if (!weft__sched_plan(e->sched, start, &batch)) return false;
+    e->sample_ns += weft__now_ns() - start;
     (void)pthread_mutex_unlock(&e->mutex);
     weft_status status = weft__ranks_step(e->ranks, batch, &logits, &err);
     (void)pthread_mutex_lock(&e->mutex);
@@ -55,6 +57,7 @@ static bool step(struct weft_engine *e)
         weft__sched_accept(e->sched, logits);
     else
         enter_failure(e, &err);
+    e->sample_ns += weft__now_ns() - e->last_step_ns;
     return true;
 }
 
@@ -245,6 +248,7 @@ void weft__engine_status(weft_engine *e, struct weft__engine_status *out)
     (void)pthread_mutex_lock(&e->mutex);
     out->counters = weft__sched_counters(e->sched);
     memcpy(out->rank, e->stats, sizeof out->rank);
+    out->rank[0].sample_ns = e->sample_ns;
     out->last_step_ns = e->last_step_ns;
     out->failed = e->state == FAILED;
     out->error = e->error;

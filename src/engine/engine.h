@@ -28,6 +28,9 @@ struct weft__ranks_options {
 struct weft__rank_stats {
     uint64_t steps, busy_ns;         /* inside forward passes */
     uint64_t collective_ns, wait_ns; /* of these: in collectives; of those: waiting for peers */
+    /* The rest of busy_ns, shared out by the rows of each step: prompt rows and sampled ones. */
+    uint64_t prefill_ns, decode_ns;
+    uint64_t sample_ns; /* between passes, rank 0: planning, sampling, handing tokens out */
 };
 
 /* The calling thread becomes rank 0's and must be the one that steps. */

@@ -50,6 +50,14 @@ static void rank_open(struct rank *r)
     if (r->status != WEFT_OK && r->comm != NULL) weft_comm_abort(r->comm, r->error.text);
 }
 
+static uint64_t sampled_rows(const struct weft__batch *batch)
+{
+    uint64_t rows = 0;
+    for (int i = 0; i < batch->seqs; i++)
+        if (batch->seq[i].generated) rows += (uint64_t)batch->seq[i].count;
+    return rows;
+}
+
 static void rank_step(struct rank *r, const struct weft__batch *batch)
 {
     uint64_t start = weft__now_ns();
@@ -57,8 +65,13 @@ static void rank_step(struct rank *r, const struct weft__batch *batch)
     if (r->status != WEFT_OK) weft_comm_abort(r->comm, r->error.text);
     weft_comm_stats comm;
     weft_comm_get_stats(r->comm, &comm);
+    uint64_t busy = weft__now_ns() - start, moved = comm.total_ns - r->stats.collective_ns;
+    uint64_t compute = busy > moved ? busy - moved : 0;
+    uint64_t decode = compute * sampled_rows(batch) / (uint64_t)batch->tokens;
     r->stats.steps++;
-    r->stats.busy_ns += weft__now_ns() - start;
+    r->stats.busy_ns += busy;
+    r->stats.decode_ns += decode;
+    r->stats.prefill_ns += compute - decode;
     r->stats.collective_ns = comm.total_ns;
     r->stats.wait_ns = comm.wait_ns;
 }

@@ -277,14 +277,22 @@ static void put_ranks(struct page *page, const struct weft__engine_status *statu
         {"weft:rank_busy_seconds_total", "Inside forward passes."},
         {"weft:rank_collective_seconds_total", "In collectives."},
         {"weft:rank_wait_seconds_total", "In collectives, waiting for peers."},
+        {"weft:rank_prefill_seconds_total", "Computing, the share of prompt rows."},
+        {"weft:rank_decode_seconds_total", "Computing, the share of sampled rows."},
+        {"weft:rank_sample_seconds_total", "Between passes: planning, sampling, handing out."},
         {"weft:rank_steps_total", "Forward passes."},
     };
     for (size_t f = 0; f < WEFT__COUNT(families); f++) {
         family(page, families[f].name, "counter", families[f].help);
         for (int r = 0; r < ranks; r++) {
             const struct weft__rank_stats *s = &status->rank[r];
-            const double value[] = {(double)s->busy_ns / 1e9, (double)s->collective_ns / 1e9,
-                                    (double)s->wait_ns / 1e9, (double)s->steps};
+            const double value[] = {(double)s->busy_ns / 1e9,
+                                    (double)s->collective_ns / 1e9,
+                                    (double)s->wait_ns / 1e9,
+                                    (double)s->prefill_ns / 1e9,
+                                    (double)s->decode_ns / 1e9,
+                                    (double)s->sample_ns / 1e9,
+                                    (double)s->steps};
             weft__buf_printf(&page->out, "%s{%s,rank=\"%d\"} %.9g\n", families[f].name, page->label,
                              r, value[f]);
         }
@@ -325,6 +333,13 @@ static void put_process(struct page *page, const struct weft__server *server)
     single(page, "process_start_time_seconds", "gauge", "Unix time of the start.",
            (double)server->started);
     single(page, "process_cpu_seconds_total", "counter", "CPU time.", cpu);
+    struct timespec loop = {0};
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &loop); /* this is the loop's thread */
+    single(page, "weft:http_cpu_seconds_total", "counter",
+           "CPU time of the thread that serves HTTP.",
+           (double)loop.tv_sec + (double)loop.tv_nsec / 1e9);
+    single(page, "weft:uptime_seconds", "gauge", "Since the start, by the clock of the rank times.",
+           (double)(weft__now_ns() - server->started_ns) / 1e9);
     single(page, "weft:connections", "gauge", "Open connections.", (double)server->conn_count);
     single(page, "weft:requests_accepted_total", "counter", "Requests that were queued.",
            (double)server->metrics.requests);
