@@ -1,8 +1,8 @@
 /* engine.h: owns ranks and life cycles.
  *
- *   weft__ranks   p ranks that run one batch together; no queue, no text. `weft check` uses it
- * alone weft_engine   a thread that drives weft__sched over the ranks; thread-safe submit and
- * cancel */
+ *   weft__ranks   p ranks that run one batch together; no queue, no text
+ *   weft_engine   a thread that drives weft__sched over the ranks; submit and cancel are
+ *                 thread-safe */
 #ifndef WEFT_SRC_ENGINE_H
 #define WEFT_SRC_ENGINE_H
 
