@@ -12,7 +12,12 @@
  * ascending k with fused multiply-adds from zero, k padded with zeros to a multiple of 8, then the
  * lanes as ((0+4)+(2+6)) + ((1+5)+(3+7));
  * every operation that multiplies matrices uses that order, so a row's bits depend neither on the
- * batch nor on the team. */
+ * batch nor on the team.
+ *
+ * INT8 inputs, for NVFP4 weights, have an order of their own. Each 16 columns of a row become codes
+ * rint(x * (127 / largest)) below the scale largest / 127. Eight columns are summed exactly, for an
+ * E2M1 code doubled is an integer; lane l (k / 8 mod 8 = l) then adds sum * (weight scale * input
+ * scale) with one fused multiply-add, in ascending k, and the lanes are added as above. */
 #ifndef WEFT_SRC_DEV_H
 #define WEFT_SRC_DEV_H
 
@@ -93,7 +98,8 @@ struct weft__op_embed {
 
 struct weft__op_linear { /* y = x W^T + bias; no columns: y = bias or 0 */
     const struct weft__matrix *w;
-    const float *x; /* [tokens, w->cols] */
+    const float *x;                  /* [tokens, w->cols] */
+    const struct weft__int8 *x_int8; /* NULL, or what round_int8 made: x is then not read */
     int64_t x_stride, tokens;
     float *y; /* [tokens, w->rows] */
     int64_t y_stride;
@@ -116,6 +122,7 @@ struct weft__op_linear_experts {  /* y[i] = x[x_row[i]] W_e^T for i in offset[e]
     const int32_t *offset;        /* [experts + 1] */
     int64_t experts;
     const float *x;
+    const struct weft__int8 *x_int8; /* as op_linear's */
     int64_t x_stride;
     const int32_t *x_row; /* [offset[experts]], or NULL: i */
     float *y;
@@ -245,6 +252,20 @@ struct weft__op_quantise_activations {
     int64_t y_stride;
 };
 
+/* INT8 inputs in the device's own layout. A row is ceil(width / WEFT__INT8_COLUMNS) of these. */
+enum { WEFT__INT8_COLUMNS = 64, WEFT__INT8_BYTES = 128 };
+struct weft__int8 {
+    alignas(32) uint8_t bytes[WEFT__INT8_BYTES];
+};
+
+/* A 16-column block that holds a NaN or infinity, or a largest above 2^127, stands for NaN; one
+ * whose largest is below 2^-100 for zeros. */
+struct weft__op_round_int8 {
+    const float *x;
+    int64_t x_stride, rows, width;
+    struct weft__int8 *y; /* [rows, ceil(width / INT8_COLUMNS)] */
+};
+
 /* ---- the tables ---- */
 
 struct weft__dev_options {
@@ -268,23 +289,24 @@ struct weft__dev_core {
 };
 
 /* name of the entry, which takes a struct weft__op_<name> */
-#define WEFT__MODEL_OPS(X) \
-    X(embed)               \
-    X(linear)              \
-    X(linear_heads)        \
-    X(linear_experts)      \
-    X(norm)                \
-    X(rope_table)          \
-    X(rope)                \
-    X(kv_store)            \
-    X(kv_load)             \
-    X(attention)           \
-    X(index_select)        \
-    X(route)               \
-    X(moe_plan)            \
-    X(silu_mul)            \
-    X(copy)                \
-    X(quantise_activations)
+#define WEFT__MODEL_OPS(X)  \
+    X(embed)                \
+    X(linear)               \
+    X(linear_heads)         \
+    X(linear_experts)       \
+    X(norm)                 \
+    X(rope_table)           \
+    X(rope)                 \
+    X(kv_store)             \
+    X(kv_load)              \
+    X(attention)            \
+    X(index_select)         \
+    X(route)                \
+    X(moe_plan)             \
+    X(silu_mul)             \
+    X(copy)                 \
+    X(quantise_activations) \
+    X(round_int8)
 
 struct weft__dev_model {
 #define X(name) void (*name)(struct weft__dev * dev, const struct weft__op_##name *op);

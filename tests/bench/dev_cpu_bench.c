@@ -123,7 +123,7 @@ static void run_product(const void *arg, int64_t round)
     weft__cpu.model->linear(dev, &op);
 }
 
-static void bench_product(weft_dtype dtype, int64_t rows, int64_t cols, int64_t tokens)
+static void bench_product(weft_dtype dtype, bool int8, int64_t rows, int64_t cols, int64_t tokens)
 {
     bool fp4 = dtype == WEFT_F4_E2M1;
     struct product_case c = {.w = {.dtype = dtype,
@@ -141,14 +141,26 @@ static void bench_product(weft_dtype dtype, int64_t rows, int64_t cols, int64_t 
     for (int64_t i = 0; i < tokens * cols; i++) x[i] = (float)(i % 7) - 3;
     c.op = (struct weft__op_linear){
         .x = x, .x_stride = cols, .tokens = tokens, .y = y, .y_stride = rows};
+    struct weft__int8 *codes = NULL;
+    if (int8) {
+        codes = aligned_alloc(64, (size_t)(tokens * weft__ceil_div(cols, WEFT__INT8_COLUMNS)) *
+                                      sizeof *codes);
+        weft__cpu.model->round_int8(
+            dev, &(struct weft__op_round_int8){
+                     .x = x, .x_stride = cols, .rows = tokens, .width = cols, .y = codes});
+        c.op.x_int8 = codes;
+    }
     double seconds = best_seconds(run_product, &c);
     double flops = 2.0 * (double)(rows * cols * tokens) / seconds;
     printf("linear %-4s %6lldx%-5lld %4lld tokens %10.1f us %7.2f GB/s (%3.0f %%) %7.1f Gflop/s "
            "(%3.0f %%) %6.2f Gweights/s\n",
-           fp4 ? "FP4" : weft_dtype_name(dtype), (long long)rows, (long long)cols,
-           (long long)tokens, seconds * 1e6, (double)c.bytes / seconds * 1e-9,
-           (double)c.bytes / seconds / bandwidth * 100, flops * 1e-9, flops / peak * 100,
-           (double)(rows * cols) / seconds * 1e-9);
+           int8  ? "INT8"
+           : fp4 ? "FP4"
+                 : weft_dtype_name(dtype),
+           (long long)rows, (long long)cols, (long long)tokens, seconds * 1e6,
+           (double)c.bytes / seconds * 1e-9, (double)c.bytes / seconds / bandwidth * 100,
+           flops * 1e-9, flops / peak * 100, (double)(rows * cols) / seconds * 1e-9);
+    free(codes);
     free(y);
     free(x);
 }
@@ -163,11 +175,13 @@ static void bench_products(void)
         for (size_t d = 0; d < WEFT__COUNT(dtypes); d++)
             for (size_t t = 0; t < WEFT__COUNT(tokens); t++) {
                 if (tokens[t] * shapes[s][0] * shapes[s][1] > 4000000000) continue;
-                bench_product(dtypes[d], shapes[s][0], shapes[s][1], tokens[t]);
+                bench_product(dtypes[d], false, shapes[s][0], shapes[s][1], tokens[t]);
+                if (dtypes[d] == WEFT_F4_E2M1)
+                    bench_product(dtypes[d], true, shapes[s][0], shapes[s][1], tokens[t]);
             }
-    bench_product(WEFT_F16, 2048, 6144, 1);
-    bench_product(WEFT_F8_E4M3, 2048, 6144, 1);
-    bench_product(WEFT_F8_E4M3, 2048, 6144, 32);
+    bench_product(WEFT_F16, false, 2048, 6144, 1);
+    bench_product(WEFT_F8_E4M3, false, 2048, 6144, 1);
+    bench_product(WEFT_F8_E4M3, false, 2048, 6144, 32);
 }
 
 /* ---- attention ---- */

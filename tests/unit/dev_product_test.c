@@ -131,6 +131,101 @@ static void linear_passes_nan_and_infinity(void **state)
         }
 }
 
+/* ---- INT8 inputs ---- */
+
+/* x rounded and multiplied as dev.h says, a column at a time. */
+static float int8_dot(const struct case_matrix *w, int64_t row, const float *x)
+{
+    float lane[8] = {0};
+    for (int64_t k = 0; k < w->m.cols; k += 8) {
+        float largest = 0;
+        for (int64_t i = k / 16 * 16; i < weft__min(k / 16 * 16 + 16, w->m.cols); i++)
+            if (!(fabsf(x[i]) <= 0x1p127f))
+                largest = NAN;
+            else if (fabsf(x[i]) > largest)
+                largest = fabsf(x[i]);
+        bool zero = largest < 0x1p-100f;
+        double sum = 0; /* of integers: doubled codes times codes */
+        for (int64_t i = k; i < weft__min(k + 8, w->m.cols); i++)
+            if (!zero && !isnan(largest))
+                sum += 2 * (double)case_code(&w->m, row, i) *
+                       nearbyint((double)(x[i] * (127.0f / largest)));
+        float scale = case_scale(&w->m, row, k) * (zero ? 0 : largest / 127.0f * 0.5f);
+        lane[k / 8 % 8] = fmaf((float)sum, scale, lane[k / 8 % 8]);
+    }
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
+           ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+
+static struct weft__int8 *round_rows(struct weft__dev *dev, const float *x, int64_t rows,
+                                     int64_t width)
+{
+    int64_t count = rows * weft__ceil_div(width, WEFT__INT8_COLUMNS) + 1;
+    struct weft__int8 *y = aligned_alloc(64, (size_t)count * sizeof *y);
+    memset(y, 0xaa, (size_t)count * sizeof *y);
+    weft__cpu.model->round_int8(
+        dev, &(struct weft__op_round_int8){
+                 .x = x, .x_stride = width, .rows = rows, .width = width, .y = y});
+    return y;
+}
+
+static void check_int8(int64_t rows, int64_t cols, int64_t tokens, bool bias, const float *x)
+{
+    struct case_matrix w =
+        case_matrix((struct case_kind){WEFT_F4_E2M1, WEFT__SCALE_NVFP4}, rows, cols, bias);
+    float *got = malloc((size_t)(tokens * rows + 1) * sizeof *got);
+    for (int d = 0; d < CASE_DEVICES; d++) {
+        struct weft__int8 *codes = round_rows(case_dev[d], x, tokens, cols);
+        struct weft__op_linear op = {
+            .w = &w.m, .x_int8 = codes, .tokens = tokens, .y = got, .y_stride = rows};
+        weft__cpu.model->linear(case_dev[d], &op);
+        for (int64_t i = 0; i < tokens * rows; i++) {
+            int64_t row = i % rows;
+            float want = int8_dot(&w, row, x + i / rows * cols) * w.m.scale_global;
+            if (bias) want += w.m.bias[row];
+            if (weft__f32_bits(got[i]) != weft__f32_bits(want) && !(isnan(got[i]) && isnan(want)))
+                fail_msg("INT8 %lldx%lld, %lld tokens, device %d, element %lld: %.9g, not %.9g",
+                         (long long)rows, (long long)cols, (long long)tokens, d, (long long)i,
+                         (double)got[i], (double)want);
+        }
+        free(codes);
+    }
+    free(got);
+    case_matrix_free(&w);
+}
+
+static void int8_follows_the_order(void **state)
+{
+    (void)state;
+    const int64_t shapes[][3] = {
+        {1, 16, 1},   {3, 64, 1},     {5, 80, 2},   {7, 176, 3},  {33, 128, 4},  {37, 448, 5},
+        {6, 1600, 6}, {70, 1552, 7},  {4, 3104, 8}, {40, 256, 9}, {12, 112, 13}, {67, 768, 50},
+        {2, 64, 101}, {205, 3120, 3}, {5, 45, 2},   {0, 16, 2},   {3, 16, 0},    {3, 0, 5},
+    };
+    for (size_t i = 0; i < WEFT__COUNT(shapes); i++) {
+        float *x = case_floats(shapes[i][1] * shapes[i][2]);
+        check_int8(shapes[i][0], shapes[i][1], shapes[i][2], i % 2 == 0, x);
+        free(x);
+    }
+}
+
+/* Blocks of zeros, of tiny, huge and unequal values; what is not finite makes its rows NaN. */
+static void int8_blocks_at_the_edges(void **state)
+{
+    (void)state;
+    enum { COLS = 16 * 12, TOKENS = 3 };
+    const float largest[] = {0,  1e-38f, 0x1p-100f, 0x1p-101f, 1e30f, 3e38f,
+                             -1, 127.5f, 1e-10f,    -2,        5,     1};
+    float *x = case_floats(TOKENS * COLS);
+    for (int i = 0; i < COLS; i++) x[i] = i % 16 == 0 ? largest[i / 16] : x[i] * largest[i / 16];
+    x[COLS + 17] = INFINITY;
+    x[2 * COLS + 40] = NAN;
+    check_int8(9, COLS, TOKENS, true, x);
+    x[16 * 5] = 1; /* without the one that is too large */
+    check_int8(9, COLS, 1, true, x);
+    free(x);
+}
+
 /* Every code of the narrow types, NaN included. */
 static void every_code_decodes(void **state)
 {
@@ -375,6 +470,8 @@ int main(void)
         cmocka_unit_test(linear_without_rows_columns_tokens),
         cmocka_unit_test(linear_rows_do_not_see_the_batch),
         cmocka_unit_test(linear_passes_nan_and_infinity),
+        cmocka_unit_test(int8_follows_the_order),
+        cmocka_unit_test(int8_blocks_at_the_edges),
         cmocka_unit_test(every_code_decodes),
         cmocka_unit_test(embed_reads_rows),
         cmocka_unit_test(heads_follow_the_order),

@@ -8,7 +8,7 @@
  * The includer defines KERNELS and KERNELS_NAME. */
 #include <assert.h>
 
-#include "product_body.h"
+#include "int8_body.h"
 
 enum { VALUES = 8 }; /* most vectors of a value that stay in registers */
 
@@ -301,6 +301,7 @@ const struct weft__kernels KERNELS = {
     .decode_row = decode_row,
     .attend = attend,
     .index_score = index_score,
+    .round_int8 = round_int8,
     .silu_mul = silu_mul,
     .exp = exp_row,
 };

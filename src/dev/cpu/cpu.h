@@ -5,6 +5,8 @@
 #ifndef WEFT_SRC_DEV_CPU_H
 #define WEFT_SRC_DEV_CPU_H
 
+#include <assert.h>
+
 #include "comm_rows.h"
 #include "dev/dev.h"
 
@@ -47,11 +49,20 @@ struct weft__scratch {
     struct weft__ranking ranking;
 };
 
+/* 64 columns of an INT8 row. Even columns first: that is how packed codes fall apart. */
+struct weft__int8_chunk {
+    alignas(32) int8_t code[WEFT__INT8_COLUMNS];
+    int32_t sum[8]; /* of each lane's eight codes, times 12 */
+    float scale[8]; /* of each lane's block, times 2^8 / 2: what an NVFP4 scale is short of */
+};
+static_assert(sizeof(struct weft__int8_chunk) == WEFT__INT8_BYTES, "the layout's size is known");
+
 /* y[t, r] = x[t] . w[row + r], for r < rows, t < tokens */
 struct weft__product {
     const struct weft__matrix *w;
     int64_t row, rows;
     const float *x;
+    const struct weft__int8_chunk *x_int8; /* NULL, or [.., ceil(cols / INT8_COLUMNS)] for x */
     int64_t x_stride, tokens;
     const int32_t *x_row; /* [tokens], or NULL: t */
     float *y;             /* of row `row` and token 0 */
@@ -88,6 +99,7 @@ struct weft__kernels {
     /* score[j] of keys key .. key + count of a sequence, count <= WEFT__PAGE, all of one page. */
     void (*index_score)(const struct weft__op_index_select *op, const struct weft__seq *seq,
                         int64_t row, int64_t key, int64_t count, float *score);
+    void (*round_int8)(const float *x, int64_t n, struct weft__int8_chunk *y);
     void (*silu_mul)(const float *gate, const float *up, float *y, int64_t n);
     void (*exp)(const float *x, float sign, float shift, float *y,
                 int64_t n); /* e^(sign x + shift) */

@@ -30,6 +30,17 @@ static void check(const struct weft__matrix *w)
     (void)w;
 }
 
+/* Row `row` of INT8 inputs; NULL without. */
+static const struct weft__int8_chunk *int8_from(const struct weft__int8 *x,
+                                                const struct weft__matrix *w, int64_t row)
+{
+    if (x == NULL) return NULL;
+    assert(w->dtype == WEFT_F4_E2M1);
+    return (const struct weft__int8_chunk *)(const void *)(x +
+                                                           row * weft__ceil_div(
+                                                                     w->cols, WEFT__INT8_COLUMNS));
+}
+
 /* ---- linear ---- */
 
 struct linear_job {
@@ -49,6 +60,7 @@ static void linear_unit(struct weft__dev *dev, const void *arg, int64_t unit, in
                                 .row = row,
                                 .rows = weft__min(job->rows, op->w->rows - row),
                                 .x = op->x + token * op->x_stride,
+                                .x_int8 = int8_from(op->x_int8, op->w, token),
                                 .x_stride = op->x_stride,
                                 .tokens = weft__min(job->tokens, op->tokens - token),
                                 .y = op->y + token * op->y_stride + row,
@@ -148,6 +160,7 @@ static void experts_unit(struct weft__dev *dev, const void *arg, int64_t unit, i
                                 .row = row,
                                 .rows = weft__min(job->rows, w->rows - row),
                                 .x = op->x + (op->x_row != NULL ? 0 : first * op->x_stride),
+                                .x_int8 = int8_from(op->x_int8, w, op->x_row != NULL ? 0 : first),
                                 .x_stride = op->x_stride,
                                 .tokens = op->offset[expert + 1] - first,
                                 .x_row = op->x_row != NULL ? op->x_row + first : NULL,

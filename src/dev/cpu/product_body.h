@@ -15,6 +15,8 @@ enum {
     TOKENS = 3,        /* token rows of a register tile: 12 sums hide the latency of an addition */
     STRIP_SUMS = 8,    /* outputs side by side in a strip */
     STRIP_TOKENS = 16, /* up to here strips are faster when decoding costs something */
+    SHORT_ROW = 2048,  /* bytes: shorter rows are fetched in the order of addresses */
+    AHEAD = 2048,      /* bytes that longer ones are fetched ahead */
 };
 
 /* ---- decoding: 32 weights from a row's chunk, without the scales of rows and 128-blocks ---- */
@@ -399,7 +401,6 @@ struct strip {
 INLINE void strip(int height, int tokens, weft_dtype dtype, const struct weft__dev *dev,
                   const struct weft__product *p, const struct strip *s, const float *const x[])
 {
-    enum { SHORT_ROW = 2048, AHEAD = 2048 };
     const int64_t k = s->columns, step = chunk_bytes(dtype);
     const bool start = s->column == 0, end = s->column + k == p->w->cols;
     for (int64_t first = s->row; first < s->last; first += height) {
@@ -485,12 +486,17 @@ INLINE void strip_heavy(weft_dtype dtype, const struct weft__dev *dev,
     }
 }
 
+/* Tokens of the next strip when `left` are. */
+INLINE int64_t strip_tokens(int64_t left)
+{
+    return left <= 8 ? left : left < 16 ? (left + 1) / 2 : 8;
+}
+
 INLINE void strips(weft_dtype dtype, const struct weft__dev *dev, const struct weft__product *p,
                    struct weft__scratch *scratch)
 {
     for (int64_t token = 0, n; token < p->tokens; token += n) {
-        int64_t left = p->tokens - token;
-        n = left <= 8 ? left : left < 16 ? (left + 1) / 2 : 8;
+        n = strip_tokens(p->tokens - token);
         if (n <= 2)
             strip_light(dtype, dev, p, token, n);
         else
@@ -590,10 +596,9 @@ static void product_tile(const struct weft__dev *dev, const struct weft__product
     }
 }
 
-static void product(const struct weft__dev *dev, const struct weft__product *p,
-                    struct weft__scratch *scratch)
+static void product_f32(const struct weft__dev *dev, const struct weft__product *p,
+                        struct weft__scratch *scratch)
 {
-    if (p->rows == 0 || p->tokens == 0) return;
     bool heavy = (p->w->dtype == WEFT_F8_E4M3 || p->w->dtype == WEFT_F4_E2M1) && p->w->cols > 0;
     if (p->tokens <= (heavy ? STRIP_TOKENS : 2) && p->w->scale_kind != WEFT__SCALE_BLOCK) {
         product_strips(dev, p, scratch);

@@ -235,3 +235,16 @@ void weft__cpu_quantise_activations(struct weft__dev *dev,
     assert(op->kind != WEFT__ACTIVATIONS_F32);
     if (op->width > 0) run_rows(dev, op->rows, op->width, quantise_row, op);
 }
+
+static void round_int8_row(const struct weft__dev *dev, const void *arg, int64_t row)
+{
+    const struct weft__op_round_int8 *op = arg;
+    struct weft__int8 *y = op->y + row * weft__ceil_div(op->width, WEFT__INT8_COLUMNS);
+    dev->kernels->round_int8(op->x + row * op->x_stride, op->width,
+                             (struct weft__int8_chunk *)(void *)y);
+}
+
+void weft__cpu_round_int8(struct weft__dev *dev, const struct weft__op_round_int8 *op)
+{
+    run_rows(dev, op->rows, op->width, round_int8_row, op);
+}
