@@ -22,14 +22,6 @@ struct outcome {
     bool passed;
 };
 
-struct check {
-    const struct weft__arch *arch;
-    struct weft__ranks *ranks;
-    int64_t chunk, context;
-    int32_t *token, *position, *output, *pages;
-    int64_t *slot;
-};
-
 /* ---- the reference file ---- */
 
 static bool find_part(const struct weft__checkpoint *file, const char *prefix, const char *part,
@@ -54,7 +46,7 @@ static bool fits(const struct weft__tensor *tensor, weft_dtype dtype, int dims, 
 }
 
 static weft_status read_prompt(const struct weft__checkpoint *file, struct weft__tensor ids,
-                               const struct check *check, struct prompt *out, weft_error *err)
+                               const struct weft__solo *solo, struct prompt *out, weft_error *err)
 {
     const char *path = weft__checkpoint_path(file);
     struct prompt p = {.ids = ids};
@@ -66,15 +58,15 @@ static weft_status read_prompt(const struct weft__checkpoint *file, struct weft_
         return weft__fail(err, WEFT_FORMAT, "%s: %s has no %slogits or no %sgreedy beside it", path,
                           ids.name, p.name, p.name);
     if (!fits(&p.ids, WEFT_I32, 1, 0) || !fits(&p.greedy, WEFT_I32, 1, 0) ||
-        !fits(&p.logits, WEFT_F32, 2, check->arch->vocab) || p.logits.shape[0] > p.ids.shape[0])
+        !fits(&p.logits, WEFT_F32, 2, solo->arch.vocab) || p.logits.shape[0] > p.ids.shape[0])
         return weft__fail(
             err, WEFT_FORMAT,
             "%s: %sinput_ids and greedy must be I32 [n], logits F32 [at most n, %lld]", path,
-            p.name, (long long)check->arch->vocab);
-    if (p.ids.shape[0] + p.greedy.shape[0] > check->context)
+            p.name, (long long)solo->arch.vocab);
+    if (p.ids.shape[0] + p.greedy.shape[0] > solo->plan.context)
         return weft__fail(err, WEFT_TOO_LONG, "%s: %s needs %lld tokens of context, there are %lld",
                           path, ids.name, (long long)(p.ids.shape[0] + p.greedy.shape[0]),
-                          (long long)check->context);
+                          (long long)solo->plan.context);
     *out = p;
     return WEFT_OK;
 }
@@ -95,32 +87,6 @@ static float logit_at(const struct prompt *p, int64_t row, int64_t column)
 }
 
 /* ---- running ---- */
-
-/* Runs `count` tokens from position first on; logits of rows from `wanted` on. */
-static weft_status run_rows(struct check *c, int64_t first, int64_t count, int64_t wanted,
-                            bool generated, const float **logits, weft_error *err)
-{
-    const struct weft__seq seq = {.count = (int32_t)count,
-                                  .kv_len = (int32_t)(first + count),
-                                  .generated = generated,
-                                  .pages = c->pages};
-    int32_t outputs = 0;
-    for (int64_t i = 0; i < count; i++) {
-        int64_t position = first + i;
-        c->position[i] = (int32_t)position;
-        c->slot[i] = (int64_t)c->pages[position / WEFT__PAGE] * WEFT__PAGE + position % WEFT__PAGE;
-        if (position >= wanted) c->output[outputs++] = (int32_t)i;
-    }
-    const struct weft__batch batch = {.tokens = (int32_t)count,
-                                      .seqs = 1,
-                                      .outputs = outputs,
-                                      .token = c->token,
-                                      .position = c->position,
-                                      .slot = c->slot,
-                                      .seq = &seq,
-                                      .output = c->output};
-    return weft__ranks_step(c->ranks, &batch, logits, err);
-}
 
 static int64_t argmax(const float *row, int64_t n)
 {
@@ -146,39 +112,40 @@ static void compare_row(const struct prompt *p, int64_t row, const float *ours, 
     o->positions++;
 }
 
-/* The prompt in chunks; leaves the last row's argmax in *next. */
-static weft_status compare_prompt(struct check *c, const struct prompt *p, struct outcome *o,
-                                  const float **logits, weft_error *err)
+/* The prompt in chunks; leaves the last row in *logits. */
+static weft_status compare_prompt(struct weft__solo *solo, const struct prompt *p,
+                                  struct outcome *o, const float **logits, weft_error *err)
 {
     int64_t n = p->ids.shape[0], known = n - p->logits.shape[0];
-    for (int64_t first = 0; first < n; first += c->chunk) {
-        int64_t count = weft__min(c->chunk, n - first);
+    int64_t chunk = solo->plan.ranks.limits.tokens;
+    for (int64_t first = 0; first < n; first += chunk) {
+        int64_t count = weft__min(chunk, n - first);
         for (int64_t i = 0; i < count; i++) {
-            c->token[i] = int_at(&p->ids, first + i);
-            if (c->token[i] < 0 || c->token[i] >= c->arch->vocab)
+            solo->token[i] = int_at(&p->ids, first + i);
+            if (solo->token[i] < 0 || solo->token[i] >= solo->arch.vocab)
                 return weft__fail(err, WEFT_FORMAT, "%s[%lld] is %d, not a token of %lld",
-                                  p->ids.name, (long long)(first + i), c->token[i],
-                                  (long long)c->arch->vocab);
+                                  p->ids.name, (long long)(first + i), solo->token[i],
+                                  (long long)solo->arch.vocab);
         }
-        WEFT__TRY(run_rows(c, first, count, known, false, logits, err));
+        WEFT__TRY(weft__solo_step(solo, first, count, known, false, logits, err));
         int64_t shown = weft__max(first, known);
         for (int64_t i = shown; i < first + count; i++)
-            compare_row(p, i - known, *logits + (i - shown) * c->arch->vocab, o);
-        *logits += (weft__max(first + count - shown, 1) - 1) * c->arch->vocab;
+            compare_row(p, i - known, *logits + (i - shown) * solo->arch.vocab, o);
+        *logits += (weft__max(first + count - shown, 1) - 1) * solo->arch.vocab;
     }
     return WEFT_OK;
 }
 
 /* Our own continuation; where it leaves the reference's, the gap must be rounding. */
-static weft_status compare_greedy(struct check *c, const struct prompt *p, const float *logits,
-                                  struct outcome *o, weft_error *err)
+static weft_status compare_greedy(struct weft__solo *solo, const struct prompt *p,
+                                  const float *logits, struct outcome *o, weft_error *err)
 {
     int64_t n = p->ids.shape[0];
     for (int64_t i = 0; i < p->greedy.shape[0]; i++) {
         int32_t theirs = int_at(&p->greedy, i);
-        int64_t ours = argmax(logits, c->arch->vocab);
+        int64_t ours = argmax(logits, solo->arch.vocab);
         o->greedy = i + 1;
-        if (theirs < 0 || theirs >= c->arch->vocab)
+        if (theirs < 0 || theirs >= solo->arch.vocab)
             return weft__fail(err, WEFT_FORMAT, "%s[%lld] is %d, not a token", p->greedy.name,
                               (long long)i, theirs);
         if (ours != theirs) {
@@ -188,19 +155,19 @@ static weft_status compare_greedy(struct check *c, const struct prompt *p, const
         }
         o->greedy_equal++;
         if (i + 1 == p->greedy.shape[0]) break;
-        c->token[0] = theirs;
-        WEFT__TRY(run_rows(c, n + i, 1, 0, true, &logits, err));
+        solo->token[0] = theirs;
+        WEFT__TRY(weft__solo_step(solo, n + i, 1, 0, true, &logits, err));
     }
     return WEFT_OK;
 }
 
-static weft_status check_prompt(struct check *c, const struct prompt *p, struct outcome *out,
-                                weft_error *err)
+static weft_status check_prompt(struct weft__solo *solo, const struct prompt *p,
+                                struct outcome *out, weft_error *err)
 {
     struct outcome o = {0};
     const float *logits = NULL;
-    WEFT__TRY(compare_prompt(c, p, &o, &logits, err));
-    WEFT__TRY(compare_greedy(c, p, logits, &o, err));
+    WEFT__TRY(compare_prompt(solo, p, &o, &logits, err));
+    WEFT__TRY(compare_greedy(solo, p, logits, &o, err));
     o.passed = o.max_difference <= TOLERANCE * o.max_logit &&
                (o.greedy_equal == p->greedy.shape[0] || o.near_tie);
     *out = o;
@@ -230,7 +197,7 @@ static void print_outcome(const struct prompt *p, const struct outcome *o, int r
                  o->passed ? "ok" : "FAILED");
 }
 
-static weft_status check_file(struct check *c, const char *path, int ranks, bool json, bool *passed,
+static weft_status check_file(struct weft__solo *solo, const char *path, bool json, bool *passed,
                               weft_error *err)
 {
     struct weft__checkpoint *file;
@@ -243,10 +210,10 @@ static weft_status check_file(struct check *c, const char *path, int ranks, bool
         if (end == NULL || strcmp(end, "input_ids") != 0) continue;
         struct prompt prompt;
         struct outcome outcome;
-        status = read_prompt(file, ids, c, &prompt, err);
-        if (status == WEFT_OK) status = check_prompt(c, &prompt, &outcome, err);
+        status = read_prompt(file, ids, solo, &prompt, err);
+        if (status == WEFT_OK) status = check_prompt(solo, &prompt, &outcome, err);
         if (status != WEFT_OK) break;
-        print_outcome(&prompt, &outcome, ranks, json);
+        print_outcome(&prompt, &outcome, solo->plan.ranks.size, json);
         *passed = *passed && outcome.passed;
         prompts++;
     }
@@ -257,22 +224,6 @@ static weft_status check_file(struct check *c, const char *path, int ranks, bool
 }
 
 /* ---- the command ---- */
-
-static weft_status make_batch_space(struct check *c, struct weft__arena *arena, weft_error *err)
-{
-    int64_t pages = weft__ceil_div(c->context, WEFT__PAGE);
-    c->token = weft__arena_array(arena, (size_t)c->chunk, sizeof *c->token);
-    c->position = weft__arena_array(arena, (size_t)c->chunk, sizeof *c->position);
-    c->output = weft__arena_array(arena, (size_t)c->chunk, sizeof *c->output);
-    c->slot = weft__arena_array(arena, (size_t)c->chunk, sizeof *c->slot);
-    c->pages = weft__arena_array(arena, (size_t)pages, sizeof *c->pages);
-    if (c->token == NULL || c->position == NULL || c->output == NULL || c->slot == NULL ||
-        c->pages == NULL)
-        return weft__fail_oom(err, (size_t)c->chunk, "a batch");
-    /* Pages in descending order: a page table that is not looked at would show. */
-    for (int64_t i = 0; i < pages; i++) c->pages[i] = (int32_t)(pages - 1 - i);
-    return WEFT_OK;
-}
 
 /* The longest prompt and its continuation, so that the KV cache is no larger than needed. */
 static weft_status longest(const char *path, int64_t *tokens, weft_error *err)
@@ -299,39 +250,15 @@ struct request {
 
 static weft_status check_model(const struct request *request, bool *passed, weft_error *err)
 {
-    const char *dir = request->dir, *reference = request->reference;
-    const weft_engine_options *options = &request->engine;
-    struct weft__arena arena = {0};
-    struct weft__arch arch;
-    struct weft__checkpoint *checkpoint = NULL;
-    struct weft__plan plan;
-    struct check check = {.arch = &arch};
-    weft_engine_options sized = *options;
+    struct weft__solo solo;
     int64_t tokens = 0;
-    weft_status status = weft__arch_load(dir, &arena, &arch, err);
-    if (status == WEFT_OK) status = weft__checkpoint_open(dir, &checkpoint, err);
-    if (status == WEFT_OK) status = longest(reference, &tokens, err);
-    if (status == WEFT_OK) {
-        sized.max_running = 1;
-        if (sized.context == 0) sized.context = weft__min(tokens, arch.context);
-        status = weft__plan_make(&arch, checkpoint, &sized, &plan, err);
-    }
-    if (status == WEFT_OK && request->verbose)
-        status = weft__print_plan(&arch, checkpoint, &plan, err);
-    if (status == WEFT_OK) {
-        weft__warm(checkpoint, &arch, options);
-        status = weft__ranks_open(&arch, checkpoint, &plan.ranks, &check.ranks, err);
-    }
-    if (status == WEFT_OK) {
-        check.chunk = plan.ranks.limits.tokens;
-        check.context = plan.context;
-        status = make_batch_space(&check, &arena, err);
-    }
+    WEFT__TRY(weft__solo_open(request->dir, &solo, err));
+    weft_status status = longest(request->reference, &tokens, err);
     if (status == WEFT_OK)
-        status = check_file(&check, reference, plan.ranks.size, request->json, passed, err);
-    weft__ranks_close(check.ranks);
-    weft__checkpoint_close(checkpoint);
-    weft__arena_free(&arena);
+        status = weft__solo_start(&solo, &request->engine, tokens, request->verbose, err);
+    if (status == WEFT_OK)
+        status = check_file(&solo, request->reference, request->json, passed, err);
+    weft__solo_close(&solo);
     return status;
 }
 

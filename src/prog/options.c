@@ -166,7 +166,7 @@ weft_status weft__read_stdin(struct weft__buf *text, weft_error *err)
     char piece[65536];
     size_t got;
     /* Not another read after the end: on a terminal that would wait for a second one. */
-    while (!feof(stdin) && (got = fread(piece, 1, sizeof piece, stdin)) > 0)
+    while (!text->failed && !feof(stdin) && (got = fread(piece, 1, sizeof piece, stdin)) > 0)
         weft__buf_append(text, piece, got);
     if (ferror(stdin))
         return weft__fail(err, WEFT_IO, "standard input cannot be read: %s", strerror(errno));

@@ -12,6 +12,7 @@ enum { WEFT__EXIT_OK = 0, WEFT__EXIT_FAILED = 1, WEFT__EXIT_USAGE = 2 };
     X(run, "run", "chat or complete in the terminal")                        \
     X(serve, "serve", "answer over HTTP, OpenAI-compatible, with a console") \
     X(check, "check", "compare logits and greedy tokens with a reference")   \
+    X(perplexity, "perplexity", "how well a model predicts a text")          \
     X(bench, "bench", "load a server, compare runs, diagnose busy GPUs")     \
     X(comm_bench, "comm-bench", "time the collectives, and check them")      \
     X(tokenize, "tokenize", "text to token ids and back")                    \
@@ -115,6 +116,30 @@ weft_status weft__read_stdin(struct weft__buf *text, weft_error *err);
 /* Which rank holds what, on stderr. */
 weft_status weft__print_plan(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
                              const struct weft__plan *plan, weft_error *err);
+
+/* ---- one sequence on ranks of its own, for check and perplexity ---- */
+
+struct weft__solo { /* does not move while it is open */
+    struct weft__arena arena;
+    struct weft__arch arch;
+    struct weft__checkpoint *checkpoint;
+    struct weft__plan plan;
+    struct weft__ranks *ranks;
+    int32_t *token; /* [plan.ranks.limits.tokens] of the next step, filled in by the caller */
+    int32_t *position, *output, *pages;
+    int64_t *slot;
+};
+
+weft_status weft__solo_open(const char *dir, struct weft__solo *solo, weft_error *err);
+/* Ranks for a sequence of `tokens`, or of options->context when that is given. */
+weft_status weft__solo_start(struct weft__solo *solo, const weft_engine_options *options,
+                             int64_t tokens, bool verbose, weft_error *err);
+void weft__solo_close(struct weft__solo *solo);
+
+/* Runs token[0 .. count) at positions from `first` on; logits of the rows at positions from
+ * `wanted` on, valid until the next step. */
+weft_status weft__solo_step(struct weft__solo *solo, int64_t first, int64_t count, int64_t wanted,
+                            bool generated, const float **logits, weft_error *err);
 
 /* ---- words for people ---- */
 
