@@ -1,8 +1,9 @@
 /* weft_comm.h: fused all-reduce collectives for tensor-parallel inference. Usable without the rest
  * of weft; examples/allreduce.c is a complete program.
  *
- * A world is the set of ranks that work together, here threads of one process. Each rank's thread
- * opens its own communicator on the world; from then on every rank calls the same operations, on
+ * A world is the set of ranks that work together: threads of one process, or processes of one host,
+ * each of which makes a world of the same name. Each rank opens its own communicator on the world;
+ * from then on every rank calls the same operations, on
  * the same communicator or group, with the same shapes, in the same order. Hidden behind the
  * handles: the memory that ranks share, epochs and flags, the choice of algorithm, deadlines.
  *
@@ -61,6 +62,10 @@ typedef struct weft_world_options {
     weft_algorithm algorithm; /* of reductions */
     const int *cuda_devices;  /* [size] CUDA ordinal of each rank, or NULL: ranks on CPUs */
     weft_path path;           /* of GPU ranks */
+    /* NULL: ranks are threads of this process. "unix:NAME": each is a process of this host; they
+     * meet under a name that all of them, and no other world, use. Rank 0's options hold for all,
+     * but for size, timeout_ms at open and cuda_devices. */
+    const char *rendezvous;
 } weft_world_options;
 
 WEFT_API WEFT_CHECKED weft_status weft_world_create(const weft_world_options *options,

@@ -148,6 +148,35 @@ void weft__pause(void); /* between two looks at a word */
 /* Wakes every waiter on word. Call after a release store to it. */
 void weft__wake_all(_Atomic uint32_t *word);
 
+/* ---- meetings: the processes of one host that are the ranks of a world ---- */
+
+enum { WEFT__PARCEL_BYTES = 1024, WEFT__PARCEL_FDS = 4, WEFT__RANK_NAMES = 4 * WEFT__MAX_RANKS };
+
+struct weft__parcel {
+    uint8_t bytes[WEFT__PARCEL_BYTES];
+    int fd[WEFT__PARCEL_FDS]; /* those given come first; then -1 */
+};
+
+struct weft__meeting; /* a socket to the process of every other rank */
+
+/* Returns when all `size` ranks have come to the name; at most timeout_ms, and names the missing.
+ * Only processes of the same user and version meet. */
+weft_status weft__meeting_open(const char *name, int rank, int size, uint32_t timeout_ms,
+                               struct weft__meeting **out, weft_error *err);
+void weft__meeting_close(struct weft__meeting *meeting); /* NULL allowed */
+
+/* Each rank of the mask gives a parcel and gets those of all, its own included, in all[rank];
+ * descriptors of others are then the caller's to close. */
+weft_status weft__meeting_exchange(struct weft__meeting *meeting, uint32_t ranks,
+                                   const struct weft__parcel *mine, struct weft__parcel *all,
+                                   weft_error *err);
+
+/* The ranks, as a mask, whose processes have ended or have closed the meeting. */
+uint32_t weft__meeting_lost(const struct weft__meeting *meeting);
+
+/* "1, 3" */
+const char *weft__rank_names(uint32_t ranks, char text[WEFT__RANK_NAMES]);
+
 /* ---- files ---- */
 
 /* The whole of a regular file of at most max bytes, NUL-terminated; caller frees. Refuses FIFOs,

@@ -8,12 +8,14 @@
 #include "dev/comm_args.h"
 
 /* The lives of a world's communicators from open to close. A rank that opens again after a failure
- * starts a new session, while a stuck rank may still keep the old one. */
+ * starts a new session, while a stuck rank may still keep the old one. When ranks are processes,
+ * each has a session object of its own, with the others' segments mapped. */
 struct weft__session {
     struct weft_world *world;
-    uint32_t joined, left; /* masks of ranks, under world->mutex */
+    uint32_t joined, left; /* masks of ranks of this process, under world->mutex */
     size_t segment_bytes;
     uint8_t *segment[WEFT__MAX_RANKS];
+    struct weft__meeting *meeting; /* of processes, else NULL */
 };
 
 struct weft__tuning {
@@ -26,6 +28,7 @@ struct weft_world {
     struct weft__tuning tuning;
     const struct weft__dev_comm *dev;
     int device[WEFT__MAX_RANKS]; /* of GPU ranks: CUDA ordinals */
+    char *meeting_name;          /* of processes, else NULL */
     pthread_mutex_t mutex;       /* guards what follows, and the sessions' masks */
     pthread_cond_t changed;
     struct weft__session *current; /* which ranks may still join, or have */
@@ -52,6 +55,42 @@ struct weft_comm {
 
 weft_status weft__world_create(const weft_world_options *options, const struct weft__tuning *tuning,
                                weft_world **out, weft_error *err);
+
+void weft__world_put(weft_world *world); /* gives up a reference */
+
+/* Blocks until all ranks have joined. */
+weft_status weft__session_join(weft_world *world, int rank, struct weft__session **out,
+                               weft_error *err);
+void weft__session_leave(struct weft__session *session, int rank);
+
+/* ---- layout of a segment (comm_args.h) ---- */
+
+static inline size_t weft__round_up(size_t bytes, size_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+static inline size_t weft__staging_at(void)
+{
+    return weft__round_up(sizeof(struct weft__comm_rank) + sizeof(struct weft__comm_fault), 4096);
+}
+
+static inline size_t weft__staging_bytes(const weft_world_options *options)
+{
+    return WEFT__STAGING_MESSAGES * options->message_bytes;
+}
+
+static inline struct weft__comm_rank *weft__control_of(const struct weft__session *session,
+                                                       int rank)
+{
+    return (struct weft__comm_rank *)(void *)session->segment[rank];
+}
+
+static inline struct weft__comm_fault *weft__fault_of(const struct weft__session *session)
+{
+    return (struct weft__comm_fault *)(void *)(session->segment[0] +
+                                               sizeof(struct weft__comm_rank));
+}
 
 /* WEFT_OK while the session is healthy, else its failure. */
 weft_status weft__comm_health(const weft_comm *comm, weft_error *err);

@@ -44,6 +44,7 @@ static weft_status status_of(const struct weft__comm_fault *fault)
     case WEFT__FAULT_MISMATCH:
         return WEFT_INVALID;
     case WEFT__FAULT_CLOSED:
+    case WEFT__FAULT_ENDED:
     case WEFT__FAULT_ABORT:
         return WEFT_PEER;
     default:
@@ -91,6 +92,11 @@ weft_status weft__comm_health(const weft_comm *comm, weft_error *err)
                           "%s: rank %d closed its communicator while rank %d waited for its %s "
                           "(epoch %u)",
                           op, fault->peer, fault->rank, phase, fault->epoch);
+    case WEFT__FAULT_ENDED:
+        return weft__fail(err, status,
+                          "%s: the process of rank %d has ended; rank %d waited %llu ms for an %s "
+                          "(epoch %u)",
+                          op, fault->peer, fault->rank, elapsed_ms, phase, fault->epoch);
     case WEFT__FAULT_DEADLOCK:
         return weft__fail(err, status,
                           "%s: rank %d and rank %d wait for each other, in different operations "

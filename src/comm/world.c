@@ -1,9 +1,7 @@
-/* world.c: worlds of threads, sessions, opening and closing, groups, memory. */
-#include <errno.h>
+/* world.c: worlds, communicators and groups: opening and closing; memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "comm.h"
 
@@ -14,23 +12,9 @@ enum {
     HEAP_ALIGN = 64,
 };
 
+static const char meeting_prefix[] = "unix:";
+
 static const size_t bytes_max = (size_t)1 << 40; /* of a message, of a heap: keeps sums in range */
-
-static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-/* ---- layout of a segment (comm_args.h) ---- */
-
-static size_t fault_at(void) { return sizeof(struct weft__comm_rank); }
-
-static size_t staging_at(void)
-{
-    return round_up(fault_at() + sizeof(struct weft__comm_fault), 4096);
-}
-
-static size_t staging_bytes(const weft_world_options *options)
-{
-    return WEFT__STAGING_MESSAGES * options->message_bytes;
-}
 
 /* ---- world ---- */
 
@@ -45,6 +29,10 @@ static weft_status fill_options(weft_world_options *options, weft_error *err)
         return weft__fail(err, WEFT_INVALID, "unknown path %d", (int)options->path);
     if (options->path != WEFT_PATH_AUTO && options->cuda_devices == NULL)
         return weft__fail(err, WEFT_INVALID, "a path is given, but the ranks are on CPUs");
+    if (options->rendezvous != NULL &&
+        strncmp(options->rendezvous, meeting_prefix, sizeof meeting_prefix - 1) != 0)
+        return weft__fail(err, WEFT_INVALID, "rendezvous \"%.60s\": must be unix:NAME",
+                          options->rendezvous);
     if (options->timeout_ms == 0) options->timeout_ms = TIMEOUT_MS;
     if (options->message_bytes == 0) options->message_bytes = MESSAGE_BYTES;
     if (options->heap_bytes == 0) options->heap_bytes = HEAP_BYTES;
@@ -54,8 +42,8 @@ static weft_status fill_options(weft_world_options *options, weft_error *err)
     if (options->heap_bytes > bytes_max)
         return weft__fail(err, WEFT_INVALID, "heap_bytes %zu: must be at most %zu",
                           options->heap_bytes, bytes_max);
-    options->message_bytes = round_up(options->message_bytes, 4096);
-    options->heap_bytes = round_up(options->heap_bytes, 4096);
+    options->message_bytes = weft__round_up(options->message_bytes, 4096);
+    options->heap_bytes = weft__round_up(options->heap_bytes, 4096);
     return WEFT_OK;
 }
 
@@ -66,6 +54,13 @@ weft_status weft__world_create(const weft_world_options *options, const struct w
     WEFT__TRY(fill_options(&filled, err));
     weft_world *world = calloc(1, sizeof *world);
     if (world == NULL) return weft__fail_oom(err, sizeof *world, "a world");
+    if (filled.rendezvous != NULL) {
+        world->meeting_name = strdup(filled.rendezvous + sizeof meeting_prefix - 1);
+        if (world->meeting_name == NULL) {
+            free(world);
+            return weft__fail_oom(err, strlen(filled.rendezvous), "a name");
+        }
+    }
     world->options = filled;
     world->tuning = *tuning;
     if (world->tuning.first_epoch == 0) world->tuning.first_epoch = 1;
@@ -88,135 +83,24 @@ weft_status weft_world_create(const weft_world_options *options, weft_world **ou
     return weft__world_create(options, &(struct weft__tuning){0}, out, err);
 }
 
-/* With the mutex held; gives it up. */
-static void world_unlock_and_put(weft_world *world)
+void weft__world_put(weft_world *world)
 {
+    (void)pthread_mutex_lock(&world->mutex);
     bool last = --world->references == 0;
     (void)pthread_mutex_unlock(&world->mutex);
     if (!last) return;
     (void)pthread_cond_destroy(&world->changed);
     (void)pthread_mutex_destroy(&world->mutex);
+    free(world->meeting_name);
     free(world);
 }
 
 void weft_world_destroy(weft_world *world)
 {
-    if (world == NULL) return;
-    (void)pthread_mutex_lock(&world->mutex);
-    world_unlock_and_put(world);
-}
-
-/* ---- session; the functions below run with world->mutex held ---- */
-
-static struct weft__comm_rank *control_of(const struct weft__session *session, int rank)
-{
-    return (struct weft__comm_rank *)(void *)session->segment[rank];
-}
-
-static void session_free(struct weft__session *session)
-{
-    weft_world *world = session->world;
-    for (int rank = 0; rank < world->options.size; rank++)
-        if (session->segment[rank] != NULL)
-            world->dev->segment_free(session->segment[rank], session->segment_bytes);
-    free(session);
-}
-
-static weft_status session_create(weft_world *world, weft_error *err)
-{
-    struct weft__session *session = calloc(1, sizeof *session);
-    if (session == NULL) return weft__fail_oom(err, sizeof *session, "a session");
-    session->world = world;
-    session->segment_bytes =
-        staging_at() + staging_bytes(&world->options) + world->options.heap_bytes;
-    uint32_t before = world->tuning.first_epoch - 1;
-    for (int rank = 0; rank < world->options.size; rank++) {
-        weft_status status =
-            world->dev->segment_alloc(session->segment_bytes, &session->segment[rank], err);
-        if (status != WEFT_OK) {
-            session_free(session);
-            return status;
-        }
-        for (int c = 0; c < WEFT__COMM_CHANNELS; c++) {
-            struct weft__comm_channel *channel = &control_of(session, rank)->channel[c];
-            channel->epoch = before;
-            atomic_init(&channel->progress, before << 2 | WEFT__RELEASE);
-        }
-    }
-    world->current = session;
-    world->references++;
-    return WEFT_OK;
-}
-
-static weft_status fail_missing(const struct weft__session *session, int rank, weft_error *err)
-{
-    char names[4 * WEFT__MAX_RANKS + 1] = "";
-    size_t len = 0;
-    for (int r = 0; r < session->world->options.size; r++)
-        if ((session->joined >> r & 1) == 0)
-            len +=
-                (size_t)snprintf(names + len, sizeof names - len, "%s%d", len > 0 ? ", " : "", r);
-    return weft__fail(err, WEFT_TIMEOUT,
-                      "rank %d: opening the communicator: rank %s of %d did not open within %u ms",
-                      rank, names, session->world->options.size,
-                      session->world->options.timeout_ms);
-}
-
-/* Waits until all ranks have joined. The first to give up ends it for all. */
-static weft_status session_gather(struct weft__session *session, int rank, weft_error *err)
-{
-    weft_world *world = session->world;
-    uint32_t all = (1u << world->options.size) - 1;
-    uint64_t deadline = weft__now_ns() + (uint64_t)world->options.timeout_ms * 1000000;
-    struct timespec until = {.tv_sec = (time_t)(deadline / 1000000000),
-                             .tv_nsec = (long)(deadline % 1000000000)};
-    int rc = 0;
-    while (session->joined != all && session->left == 0 && rc != ETIMEDOUT)
-        rc = pthread_cond_timedwait(&world->changed, &world->mutex, &until);
-    return session->joined == all ? WEFT_OK : fail_missing(session, rank, err);
-}
-
-/* May give up the mutex with the world, so it comes last. */
-static void session_leave_and_unlock(struct weft__session *session, int rank)
-{
-    weft_world *world = session->world;
-    for (int c = 0; c < WEFT__COMM_CHANNELS; c++)
-        /* Release: pairs with the acquire in sleep_for, after which a peer looks at our progress
-         * for the last time. */
-        atomic_store_explicit(&control_of(session, rank)->channel[c].closed, 1,
-                              memory_order_release);
-    session->left |= 1u << rank;
-    (void)pthread_cond_broadcast(&world->changed);
-    if (session->left != session->joined) {
-        (void)pthread_mutex_unlock(&world->mutex);
-        return;
-    }
-    if (world->current == session) world->current = NULL;
-    session_free(session);
-    world_unlock_and_put(world);
-}
-
-static weft_status session_join(weft_world *world, int rank, struct weft__session **out,
-                                weft_error *err)
-{
-    uint32_t bit = 1u << rank;
-    struct weft__session *session = world->current;
-    if (session != NULL && session->left == 0 && (session->joined & bit) != 0)
-        return weft__fail(err, WEFT_INVALID, "rank %d is open already", rank);
-    if (session == NULL || session->left != 0) WEFT__TRY(session_create(world, err));
-    session = world->current;
-    session->joined |= bit;
-    (void)pthread_cond_broadcast(&world->changed);
-    *out = session;
-    return WEFT_OK;
+    if (world != NULL) weft__world_put(world);
 }
 
 /* ---- communicator ---- */
-
-static struct weft__comm_fault *fault_of(const struct weft__session *session)
-{
-    return (struct weft__comm_fault *)(void *)(session->segment[0] + fault_at());
-}
 
 /* Fills what a group's members do not choose, and opens the kernels. comm->link has rank, size,
  * channel, world_rank and staging. */
@@ -226,9 +110,10 @@ static weft_status comm_start(weft_comm *comm, weft_error *err)
     const weft_world *world = session->world;
     struct weft__comm_link *link = &comm->link;
     link->world_size = world->options.size;
-    for (int r = 0; r < link->world_size; r++) link->world[r] = control_of(session, r);
+    for (int r = 0; r < link->world_size; r++) link->world[r] = weft__control_of(session, r);
     for (int m = 0; m < link->size; m++) link->segment[m] = session->segment[link->world_rank[m]];
-    link->fault = fault_of(session);
+    link->meeting = session->meeting;
+    link->fault = weft__fault_of(session);
     link->message_bytes = world->options.message_bytes;
     link->timeout_ns = (uint64_t)world->options.timeout_ms * 1000000;
     link->first_epoch = world->tuning.first_epoch;
@@ -250,32 +135,21 @@ weft_status weft_comm_open(weft_world *world, int rank, weft_comm **out, weft_er
         return weft__fail(err, WEFT_INVALID, "rank %d of a world of %d", rank, world->options.size);
     weft_comm *comm = calloc(1, sizeof *comm);
     if (comm == NULL) return weft__fail_oom(err, sizeof *comm, "a communicator");
-    (void)pthread_mutex_lock(&world->mutex);
-    weft_status status = session_join(world, rank, &comm->session, err);
-    if (status != WEFT_OK) {
-        (void)pthread_mutex_unlock(&world->mutex);
-        goto free_comm;
-    }
-    status = session_gather(comm->session, rank, err);
-    if (status != WEFT_OK) {
-        session_leave_and_unlock(comm->session, rank);
-        goto free_comm;
-    }
-    (void)pthread_mutex_unlock(&world->mutex);
+    weft_status status = weft__session_join(world, rank, &comm->session, err);
+    if (status != WEFT_OK) goto free_comm;
     comm->root = comm;
     comm->link.rank = rank;
     comm->link.size = world->options.size;
     for (int m = 0; m < comm->link.size; m++) {
         comm->link.world_rank[m] = m;
-        comm->link.staging[m] = staging_at();
+        comm->link.staging[m] = weft__staging_at();
     }
     comm->next_channel = 1;
-    comm->heap_next = staging_at() + staging_bytes(&world->options);
+    comm->heap_next = weft__staging_at() + weft__staging_bytes(&world->options);
     comm->heap_end = comm->session->segment_bytes;
     status = comm_start(comm, err);
     if (status != WEFT_OK) {
-        (void)pthread_mutex_lock(&world->mutex);
-        session_leave_and_unlock(comm->session, rank);
+        weft__session_leave(comm->session, rank);
         goto free_comm;
     }
     *out = comm;
@@ -291,13 +165,12 @@ void weft_comm_close(weft_comm *comm)
     comm->dev->close(comm->kernels);
     if (comm->host != NULL) weft__cpu_comm.close(comm->host);
     if (comm->root != comm) {
-        /* Release: see session_leave_and_unlock. */
+        /* Release: see weft__session_leave. */
         atomic_store_explicit(&comm->channel->closed, 1, memory_order_release);
         comm->root->group[comm->link.channel] = NULL;
     } else {
         for (int c = 0; c < WEFT__COMM_CHANNELS; c++) weft_comm_close(comm->group[c]);
-        (void)pthread_mutex_lock(&comm->session->world->mutex);
-        session_leave_and_unlock(comm->session, weft__comm_world_rank(comm));
+        weft__session_leave(comm->session, weft__comm_world_rank(comm));
     }
     free(comm);
 }
@@ -318,7 +191,7 @@ static weft_status heap_take(weft_comm *root, size_t bytes, size_t *offset, weft
                           weft__comm_world_rank(root), bytes, left,
                           root->session->world->options.heap_bytes);
     *offset = root->heap_next;
-    root->heap_next += round_up(bytes, HEAP_ALIGN); /* heap_end is a multiple, too */
+    root->heap_next += weft__round_up(bytes, HEAP_ALIGN); /* heap_end is a multiple, too */
     return WEFT_OK;
 }
 
@@ -402,7 +275,7 @@ static weft_status exchange_offers(weft_comm *comm, int color, int key, struct o
     struct offer mine = {.color = color, .key = key, .channel = comm->root->next_channel};
     size_t staging = 0;
     if (color >= 0) {
-        size_t bytes = staging_bytes(&comm->session->world->options);
+        size_t bytes = weft__staging_bytes(&comm->session->world->options);
         mine.failed = heap_take(comm->root, bytes, &staging, NULL) != WEFT_OK;
         mine.staging = staging;
     }
@@ -414,7 +287,7 @@ static weft_status exchange_offers(weft_comm *comm, int color, int key, struct o
                               "rank %d has no %zu bytes of shared heap left for a group: raise "
                               "heap_bytes",
                               comm->link.world_rank[r],
-                              staging_bytes(&comm->session->world->options));
+                              weft__staging_bytes(&comm->session->world->options));
     return WEFT_OK;
 }
 

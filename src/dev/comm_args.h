@@ -103,6 +103,7 @@ enum weft__comm_fault_kind {
     WEFT__FAULT_TIMEOUT,
     WEFT__FAULT_DEADLOCK,
     WEFT__FAULT_CLOSED,
+    WEFT__FAULT_ENDED,
     WEFT__FAULT_MISMATCH,
     WEFT__FAULT_ABORT,
 };
@@ -130,6 +131,7 @@ struct weft__comm_link {
     uint8_t *segment[WEFT_COMM_RANKS_MAX];              /* of each member */
     uint64_t staging[WEFT_COMM_RANKS_MAX];              /* offset in each member's segment */
     struct weft__comm_fault *fault;
+    struct weft__meeting *meeting; /* of ranks that are processes, else NULL */
     uint64_t message_bytes;
     uint64_t timeout_ns;
     uint32_t first_epoch;
@@ -191,9 +193,8 @@ struct weft__comm_kernels; /* one rank's state of one group */
 
 struct weft__dev_comm {
     const char *name;
-    /* Zeroed, page-aligned, visible to the peers. */
-    weft_status (*segment_alloc)(size_t bytes, uint8_t **out, weft_error *err);
-    void (*segment_free)(uint8_t *segment, size_t bytes);
+    /* Ends what a rank owned until the session's end; called by the process it lived in. */
+    void (*release)(struct weft__comm_rank *control);
     weft_status (*open)(const struct weft__comm_link *link, bool portable,
                         struct weft__comm_kernels **out, weft_error *err);
     void (*close)(struct weft__comm_kernels *kernels);

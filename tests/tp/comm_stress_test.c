@@ -1,6 +1,7 @@
 /* Stress: random operations on a world and its groups, small, so that flags matter more than bytes,
  * with random delays on every rank; every result checked, inputs overwritten as soon as allowed.
- * 10^5 operations on each of 2, 4 and 8 ranks, 10^6 with --soak. Meant to run under TSan as well.
+ * 10^5 operations on each of 2, 4 and 8 ranks, 10^6 with --soak; then the same with ranks that are
+ * processes, and with 16 ranks on whatever processors there are. Meant to run under TSan as well.
  */
 #include "../unit/comm_ranks.h"
 
@@ -151,10 +152,33 @@ static void stress(void **state)
         }
 }
 
+static void stress_processes(void **state)
+{
+    struct stress arg = {.operations = *(const int *)*state / 10};
+    for (int p = 2; p <= 8; p *= 2) {
+        struct rank_processes processes;
+        processes_prepare(&processes, (weft_world_options){.size = p, .heap_bytes = 16 << 20},
+                          (struct weft__tuning){.first_epoch = (uint32_t)(-arg.operations / 2)});
+        processes_succeed(&processes, stress_rank, &arg);
+        processes_release(&processes);
+    }
+}
+
+static void stress_crowded(void **state)
+{
+    struct stress arg = {.operations = *(const int *)*state / 20};
+    weft_world *world = world_of((weft_world_options){.size = 16},
+                                 (struct weft__tuning){.first_epoch = (uint32_t)-1000});
+    ranks_succeed(world, 16, stress_rank, &arg);
+    weft_world_destroy(world);
+}
+
 int main(int argc, char **argv)
 {
     static int operations = OPERATIONS;
     if (argc > 1 && strcmp(argv[1], "--soak") == 0) operations *= SOAK;
-    const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(stress, &operations)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(stress, &operations),
+                                       cmocka_unit_test_prestate(stress_processes, &operations),
+                                       cmocka_unit_test_prestate(stress_crowded, &operations)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,7 +5,6 @@
  * pair here are `publish` (release) and `wait_for` (acquire). */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -149,6 +148,17 @@ static bool budget_spent(const struct weft__comm_link *link, struct watch *watch
     return now - watch->since >= link->timeout_ns;
 }
 
+/* The rank of a process that has ended without closing, or -1. */
+static int ended(const struct weft__comm_link *link)
+{
+    uint32_t lost = link->meeting != NULL ? weft__meeting_lost(link->meeting) : 0;
+    for (int r = 0; lost >> r != 0; r++)
+        if (lost >> r & 1 &&
+            atomic_load_explicit(&link->world[r]->channel[0].closed, memory_order_acquire) == 0)
+            return r;
+    return -1;
+}
+
 static bool sleep_for(struct weft__comm_kernels *k, int member, enum weft__comm_phase phase,
                       uint32_t wanted, uint64_t start)
 {
@@ -169,6 +179,11 @@ static bool sleep_for(struct weft__comm_kernels *k, int member, enum weft__comm_
         uint64_t now = weft__now_ns();
         if (closed) {
             fail(k, WEFT__FAULT_CLOSED, world_rank, phase, now - start, NULL);
+            break;
+        }
+        int dead = ended(link);
+        if (dead >= 0) {
+            fail(k, WEFT__FAULT_ENDED, dead, phase, now - start, NULL);
             break;
         }
         if (budget_spent(link, &watch, world_rank, now)) {
@@ -544,17 +559,7 @@ static void move(struct weft__comm_kernels *k, const struct weft__comm_move_args
 
 /* ---- life cycle ---- */
 
-static weft_status segment_alloc(size_t bytes, uint8_t **out, weft_error *err)
-{
-    /* Shared, so that child processes would see it; pages exist once they are touched. */
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) return weft__fail_oom(err, bytes, "a rank's shared memory");
-    *out = memory;
-    return WEFT_OK;
-}
-
-static void segment_free(uint8_t *segment, size_t bytes) { (void)munmap(segment, bytes); }
+static void release(struct weft__comm_rank *control) { (void)control; }
 
 static weft_status open_kernels(const struct weft__comm_link *link, bool portable,
                                 struct weft__comm_kernels **out, weft_error *err)
@@ -582,8 +587,7 @@ static void nothing_to_wait_for(struct weft__comm_kernels *k) { (void)k; }
 
 const struct weft__dev_comm weft__cpu_comm = {
     .name = "cpu",
-    .segment_alloc = segment_alloc,
-    .segment_free = segment_free,
+    .release = release,
     .open = open_kernels,
     .close = close_kernels,
     .reduce = reduce,

@@ -75,7 +75,7 @@ static weft_status rank_open(const struct weft__comm_link *link, weft_error *err
         free(rank);
         return status;
     }
-    control_of(link)->device = rank; /* from here on segment_free cleans up */
+    control_of(link)->device = rank; /* from here on release cleans up */
     const struct weft__cuda_driver *driver = &rank->device.driver;
     CUcontext popped;
     (void)driver->context_push(rank->device.context);
@@ -108,16 +108,9 @@ static void rank_close(struct weft__cuda_rank *rank)
     free(rank);
 }
 
-static void segment_free(uint8_t *segment, size_t bytes)
+static void release(struct weft__comm_rank *control)
 {
-    struct weft__comm_rank *control = (void *)segment;
     if (control->device != NULL) rank_close(control->device);
-    weft__cpu_comm.segment_free(segment, bytes);
-}
-
-static weft_status segment_alloc(size_t bytes, uint8_t **out, weft_error *err)
-{
-    return weft__cpu_comm.segment_alloc(bytes, out, err);
 }
 
 /* ---- slots ---- */
@@ -446,8 +439,7 @@ static void *stream_of(const struct weft__comm_kernels *k) { return k->rank->str
 
 const struct weft__dev_comm weft__cuda_comm = {
     .name = "cuda",
-    .segment_alloc = segment_alloc,
-    .segment_free = segment_free,
+    .release = release,
     .open = open_kernels,
     .close = close_kernels,
     .reduce = weft__cuda_reduce,
