@@ -321,4 +321,12 @@ struct weft__device {
 
 extern const struct weft__device weft__cpu;
 
+/* ---- loads of a known kind, for measuring what they draw (cuda/load.c) ---- */
+
+enum weft__load { WEFT__LOAD_SPIN, WEFT__LOAD_MEMORY, WEFT__LOAD_COMPUTE };
+
+/* Runs one for the time on the CUDA device with this name. */
+WEFT_CHECKED weft_status weft__cuda_run_load(const char *name, enum weft__load what, uint64_t ns,
+                                             weft_error *err);
+
 #endif

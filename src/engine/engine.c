@@ -39,6 +39,11 @@ static void enter_failure(struct weft_engine *e, const weft_error *why)
     weft__sched_fail_all(e->sched, why);
 }
 
+static void copy_stats(struct weft_engine *e)
+{
+    for (int r = 0; r < e->plan.ranks.size; r++) e->stats[r] = weft__ranks_stats(e->ranks, r);
+}
+
 /* One step. Called and returns with the mutex held; false when there was nothing to do. */
 static bool step(struct weft_engine *e)
 {
@@ -52,7 +57,7 @@ static bool step(struct weft_engine *e)
     weft_status status = weft__ranks_step(e->ranks, batch, &logits, &err);
     (void)pthread_mutex_lock(&e->mutex);
     e->last_step_ns = weft__now_ns();
-    for (int r = 0; r < e->plan.ranks.size; r++) e->stats[r] = weft__ranks_stats(e->ranks, r);
+    copy_stats(e);
     if (status == WEFT_OK)
         weft__sched_accept(e->sched, logits);
     else
@@ -67,7 +72,10 @@ static void *engine_main(void *arg)
     weft_error err = {0};
     weft_status status = weft__ranks_open(&e->arch, e->checkpoint, &e->plan.ranks, &e->ranks, &err);
     (void)pthread_mutex_lock(&e->mutex);
-    if (status != WEFT_OK) e->error = err;
+    if (status != WEFT_OK)
+        e->error = err;
+    else
+        copy_stats(e);
     e->state = status == WEFT_OK ? RUNNING : FAILED;
     (void)pthread_cond_broadcast(&e->ready);
     while (e->state != CLOSING) {

@@ -26,6 +26,7 @@ struct weft__ranks_options {
 };
 
 struct weft__rank_stats {
+    const char *device;              /* "cpu" */
     uint64_t steps, busy_ns;         /* inside forward passes */
     uint64_t collective_ns, wait_ns; /* of these: in collectives; of those: waiting for peers */
     /* The rest of busy_ns, shared out by the rows of each step: prompt rows and sampled ones. */

@@ -162,7 +162,9 @@ weft_status weft__ranks_open(const struct weft__arch *arch, struct weft__checkpo
         return status;
     }
     uint32_t started = 0;
-    for (int i = 0; i < options->size; i++) all->rank[i] = (struct rank){.ranks = all, .index = i};
+    for (int i = 0; i < options->size; i++)
+        all->rank[i] =
+            (struct rank){.ranks = all, .index = i, .stats.device = all->device->core->name};
     for (int i = 1; i < options->size; i++) {
         struct rank *r = &all->rank[i];
         r->started = pthread_create(&r->thread, NULL, rank_main, r) == 0;

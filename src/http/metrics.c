@@ -293,8 +293,8 @@ static void put_ranks(struct page *page, const struct weft__engine_status *statu
                                     (double)s->decode_ns / 1e9,
                                     (double)s->sample_ns / 1e9,
                                     (double)s->steps};
-            weft__buf_printf(&page->out, "%s{%s,rank=\"%d\"} %.9g\n", families[f].name, page->label,
-                             r, value[f]);
+            weft__buf_printf(&page->out, "%s{%s,rank=\"%d\",device=\"%s\"} %.9g\n",
+                             families[f].name, page->label, r, s->device, value[f]);
         }
     }
 }

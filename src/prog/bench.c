@@ -1,4 +1,4 @@
-/* weft bench: its options, the runs, and the table of its parts. */
+/* weft bench: its options, the runs and the sweep. */
 #include <curl/curl.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,7 +10,10 @@
 #include "bench.h"
 #include "token/token.h"
 
-enum { WARMUP_TOKENS = 32, DEFAULT_REQUESTS = 1000 };
+enum { WARMUP_TOKENS = 32, DEFAULT_REQUESTS = 1000, SWEEP_MAX = 64 };
+
+/* Of requests within --goodput, for a load to count as carried. */
+static const double GOODPUT_SHARE = 0.9;
 
 /* ---- options ---- */
 
@@ -19,9 +22,10 @@ static bool parse_line(struct weft__bench_options *o, const struct weft__option 
 {
     struct weft__command_line line = {
         .command = "bench",
-        .synopsis = "URL",
-        .about = "Loads an OpenAI-compatible server or /generate and measures its streams.\n"
-                 "Also: weft bench diagnose FILE, weft bench compare A.json B.json.",
+        .synopsis = "URL|MODEL",
+        .about = "Loads an OpenAI-compatible server or /generate, or a model directory in this\n"
+                 "process: latencies, throughput, where the time went, power, and a verdict.\n"
+                 "Also: weft bench calibrate, weft bench diagnose FILE, weft bench compare A B.",
         .options = options,
         .arguments_min = 1,
         .arguments_max = 1,
@@ -40,9 +44,9 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
         {WEFT__OPTION_STRING, "tokenizer", &o->tokenizer, 0, 0, "MODEL",
          "model directory or tokenizer.json, to make and count text"},
         {WEFT__OPTION_STRING, "dataset-name", &o->dataset, 0, 0, "NAME",
-         "random-ids, prompts or sharegpt (random-ids)"},
+         "random-ids, random, prompts, sharegpt, multi-turn or trace (random-ids)"},
         {WEFT__OPTION_STRING, "dataset-path", &o->dataset_path, 0, 0, "FILE",
-         "lines or .jsonl of prompts, or JSON of ShareGPT"},
+         "lines or .jsonl of prompts, JSON of ShareGPT, or .jsonl of a trace; -: stdin"},
         {WEFT__OPTION_INT, "num-prompts", &o->prompts, 1, WEFT__BENCH_MAX_REQUESTS, "N",
          "requests (1000)"},
         {WEFT__OPTION_INT, "random-input-len", &o->input_len, 1, 1 << 24, "N",
@@ -56,6 +60,12 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
         {WEFT__OPTION_INT, "vocab", &o->vocab, 1, 1 << 24, "N",
          "random ids below N (the tokenizer's)"},
         {WEFT__OPTION_FLAG, "tokenize-prompt", &o->send_ids, 0, 0, NULL, "send ids, not text"},
+        {WEFT__OPTION_INT, "turns", &o->turns, 1, 1000, "N", "of a multi-turn conversation (4)"},
+        {WEFT__OPTION_INT, "shared-prefix-len", &o->prefix_len, 0, 1 << 24, "N",
+         "tokens before each first turn, the same within a group (256)"},
+        {WEFT__OPTION_INT, "shared-prefix-groups", &o->prefix_groups, 1, 1 << 20, "N", "(1)"},
+        {WEFT__OPTION_DOUBLE, "trace-slowdown", &o->slowdown, 0, 1e6, "F",
+         "times of a trace are multiplied with it (1)"},
         {WEFT__OPTION_INT, "sharegpt-context-len", &o->context_len, 1, 1 << 24, "N",
          "leave out conversations that are longer"},
         {WEFT__OPTION_DOUBLE, "request-rate", &o->rate, 1e-3, INFINITY, "R",
@@ -64,6 +74,8 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
          "1: Poisson; below: bursts; above: regular (1)"},
         {WEFT__OPTION_INT, "max-concurrency", &o->concurrency, 1, 65536, "N",
          "requests running at once (any)"},
+        {WEFT__OPTION_STRING, "sweep", &o->sweep, 0, 0, "WHAT:N,N",
+         "a run for each: concurrency:1,4,16 or rate:0.5,1,2"},
         {WEFT__OPTION_INT, "warmup-requests", &o->warmup, 0, 65536, "N",
          "before the clock starts (1)"},
         {WEFT__OPTION_INT, "seed", &o->seed, 0, UINT32_MAX, "N",
@@ -79,6 +91,15 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
         {WEFT__OPTION_INT, "timeout", &o->timeout_s, 1, 86400, "S", "of a request, seconds (600)"},
         {WEFT__OPTION_STRING, "goodput", &o->goodput, 0, 0, "SLO",
          "ttft:MS,tpot:MS,e2el:MS: count requests within"},
+        {WEFT__OPTION_STRING, "thresholds", &o->thresholds, 0, 0, "FILE",
+         "for the verdict: what `weft bench calibrate` wrote"},
+        {WEFT__OPTION_STRING, "powercap", &o->powercap, 0, 0, "DIR",
+         "where RAPL is (/sys/class/powercap)"},
+        {WEFT__OPTION_INT, "tp", &o->engine_flags.ranks, 1, WEFT__MAX_RANKS, "N",
+         "ranks, with MODEL"},
+        {WEFT__OPTION_INT, "threads", &o->engine_flags.threads, 1, 1024, "N",
+         "threads of each rank, with MODEL"},
+        {WEFT__OPTION_STRING, "report", &o->report, 0, 0, "FILE", "write one HTML page"},
         {WEFT__OPTION_STRING, "format", &o->format, 0, 0, "WHOSE",
          "definitions, table and keys: sglang or vllm (sglang)"},
         {WEFT__OPTION_STRING, "output-file", &o->output_file, 0, 0, "FILE",
@@ -126,25 +147,54 @@ static bool parse_goodput(struct weft__bench_options *o)
     return true;
 }
 
+/* "concurrency:1,4,16" or "rate:0.5,1,2", ascending; 0: it is something else. */
+static int parse_sweep(const char *text, bool *by_rate, double load_of[SWEEP_MAX])
+{
+    int count = 0;
+    *by_rate = strncmp(text, "rate:", 5) == 0;
+    if (!*by_rate && strncmp(text, "concurrency:", 12) != 0) return 0;
+    for (const char *at = strchr(text, ':') + 1;; at++) {
+        char *end;
+        double value = strtod(at, &end);
+        bool good = end != at && count < SWEEP_MAX && value >= (*by_rate ? 1e-3 : 1) &&
+                    value <= (*by_rate ? 1e6 : 65536) && (*by_rate || value == floor(value)) &&
+                    (count == 0 || value > load_of[count - 1]);
+        if (!good || (*end != ',' && *end != '\0')) return 0;
+        load_of[count++] = value;
+        if (*end == '\0') return count;
+        at = end;
+    }
+}
+
 static int complete(struct weft__bench_options *o)
 {
     static const char *const apis[] = {"completions", "chat", "generate"};
     static const char *const rules[] = {"sglang", "vllm"};
-    static const char *const sets[] = {"random-ids", "prompts", "sharegpt"};
+    static const char *const sets[] = {"random-ids", "random",     "prompts",
+                                       "sharegpt",   "multi-turn", "trace"};
     int api = ends_with(o->url, "/chat/completions") ? WEFT__API_CHAT
               : ends_with(o->url, "/generate")       ? WEFT__API_GENERATE
                                                      : WEFT__API_COMPLETIONS;
     if (o->endpoint != NULL) api = index_of(o->endpoint, apis, 3);
     int format = index_of(o->format, rules, 2);
     int range = o->ratio_mode != NULL ? index_of(o->ratio_mode, rules, 2) : format;
-    if (strncmp(o->url, "http://", 7) != 0 && strncmp(o->url, "https://", 8) != 0)
-        return weft__usage("bench", "%.100s: a URL like http://127.0.0.1:8000 is wanted", o->url);
+    struct stat info;
+    bool is_url = strncmp(o->url, "http://", 7) == 0 || strncmp(o->url, "https://", 8) == 0;
+    if (!is_url && stat(o->url, &info) == 0 && S_ISDIR(info.st_mode)) o->dir = o->url;
+    if (!is_url && o->dir == NULL)
+        return weft__usage("bench",
+                           "%.100s: a URL like http://127.0.0.1:8000, or a model directory, is "
+                           "wanted",
+                           o->url);
+    if (o->dir != NULL && (o->endpoint != NULL || o->extra_body != NULL || o->tokenizer != NULL))
+        return weft__usage("bench", "--endpoint, --extra-request-body and --tokenizer are for a "
+                                    "URL: a model has its own tokenizer");
     if (api < 0) return weft__usage("bench", "--endpoint is completions, chat or generate");
     if (format < 0) return weft__usage("bench", "--format is sglang or vllm");
     if (range < 0) return weft__usage("bench", "--range-ratio-mode is sglang or vllm");
-    if (index_of(o->dataset, sets, 3) < 0)
-        return weft__usage("bench", "--dataset-name is random-ids, prompts or sharegpt; sglang's "
-                                    "\"random\" is text of ShareGPT");
+    if (index_of(o->dataset, sets, (int)WEFT__COUNT(sets)) < 0)
+        return weft__usage("bench", "--dataset-name is random-ids, random, prompts, sharegpt, "
+                                    "multi-turn or trace");
     if (range == WEFT__RULES_VLLM && o->range_ratio >= 1)
         return weft__usage("bench", "vllm's rule needs --random-range-ratio below 1");
     if (o->send_ids && api == WEFT__API_CHAT)
@@ -152,6 +202,10 @@ static int complete(struct weft__bench_options *o)
     if (!parse_goodput(o))
         return weft__usage("bench", "--goodput %.60s: ttft:MS,tpot:MS,e2el:MS is wanted",
                            o->goodput);
+    if (o->sweep != NULL && parse_sweep(o->sweep, &(bool){0}, (double[SWEEP_MAX]){0}) == 0)
+        return weft__usage("bench",
+                           "--sweep %.60s: concurrency:1,4,16 or rate:0.5,1,2 is wanted, ascending",
+                           o->sweep);
     o->api = (enum weft__bench_api)api;
     o->rules = (enum weft__bench_rules)format;
     o->range_rules = (enum weft__bench_rules)range;
@@ -163,18 +217,40 @@ static int complete(struct weft__bench_options *o)
 
 /* ---- runs ---- */
 
-/* The first request with a short answer; caller frees. */
+/* A body with a short answer; caller frees. */
 static char *short_body(const struct weft__bench_options *o, const char *body)
 {
-    static const char *const keys[] = {"max_tokens", "max_completion_tokens", "max_new_tokens"};
     json_t *root = json_loads(body, 0, NULL);
-    json_t *at = o->api == WEFT__API_GENERATE ? json_object_get(root, "sampling_params") : root;
-    json_t *tokens = json_object_get(at, keys[o->api]);
-    if (json_integer_value(tokens) > WARMUP_TOKENS)
-        (void)json_object_set_new(at, keys[o->api], json_integer(WARMUP_TOKENS));
+    weft__bench_set_tokens(o, root, WARMUP_TOKENS);
     char *text = json_dumps(root, JSON_COMPACT);
     json_decref(root);
     return text;
+}
+
+static weft_status load(const struct weft__bench_options *o, struct weft__bench_run *run,
+                        weft_error *err)
+{
+    return o->engine != NULL ? weft__bench_load_engine(o, run, err) : weft__bench_load(o, run, err);
+}
+
+/* The first request, with a short answer. */
+static bool copy_first(const struct weft__bench_options *o, const struct weft__bench_request *first,
+                       struct weft__bench_request *r)
+{
+    *r = (struct weft__bench_request){.then = -1,
+                                      .prompt_len = first->prompt_len,
+                                      .output_len = weft__min(first->output_len, WARMUP_TOKENS),
+                                      .id_count = first->id_count};
+    weft__buf_init(&r->text, 1 << 20);
+    if (first->ids != NULL) {
+        size_t bytes = (size_t)first->id_count * sizeof *r->ids;
+        r->ids = malloc(bytes + 1);
+        if (r->ids != NULL) memcpy(r->ids, first->ids, bytes);
+        return r->ids != NULL;
+    }
+    r->body = first->output_len > WARMUP_TOKENS ? short_body(o, first->body) : strdup(first->body);
+    r->body_len = r->body != NULL ? strlen(r->body) : 0;
+    return r->body != NULL;
 }
 
 /* A server that answers none of these is not measured. */
@@ -184,18 +260,12 @@ static weft_status warm_up(const struct weft__bench_options *o, const struct wef
     struct weft__bench_data few = {.request = calloc((size_t)o->warmup + 1, sizeof *few.request)};
     struct weft__bench_run run = {.request = few.request, .count = o->warmup, .only_start = true};
     weft_status status = WEFT_OK;
-    for (; few.request != NULL && few.count < o->warmup; few.count++) {
-        struct weft__bench_request *r = &few.request[few.count];
-        *r = data->request[0];
-        r->event = NULL;
-        r->events_cap = 0;
-        weft__buf_init(&r->text, 0);
-        r->body = short_body(o, data->request[0].body);
-        r->body_len = r->body != NULL ? strlen(r->body) : 0;
-    }
+    while (few.request != NULL && few.count < o->warmup)
+        if (!copy_first(o, &data->request[0], &few.request[few.count++]))
+            status = weft__fail_oom(err, (size_t)data->request[0].body_len, "warm-up");
     if (few.request == NULL) return weft__fail_oom(err, sizeof *few.request, "warm-up");
     weft__bench_data_reset(&few);
-    if (o->warmup > 0) status = weft__bench_load(o, &run, err);
+    if (status == WEFT_OK && o->warmup > 0) status = load(o, &run, err);
     for (int64_t i = 0; status == WEFT_OK && i < few.count; i++)
         if (few.request[i].end != WEFT__END_OK && !o->allow_failures)
             status =
@@ -205,21 +275,118 @@ static weft_status warm_up(const struct weft__bench_options *o, const struct wef
     return status;
 }
 
-static int run_once(const struct weft__bench_options *o, const struct weft__tokenizer *tok,
-                    struct weft__bench_data *data, weft_error *err)
+/* What the runs of this command share. */
+struct bench {
+    struct weft__bench_options *o;
+    const struct weft__tokenizer *tok;
+    struct weft__tokenizer *own_tok;
+    struct weft__power *power; /* NULL: the server is elsewhere */
+    struct weft__profiles profiles;
+    json_t *runs; /* the objects that were printed */
+    char *model;
+};
+
+/* Failed requests are no failure of the run: *failures tells. */
+static weft_status run_once(struct bench *b, struct weft__bench_data *data, bool *failures,
+                            weft_error *err)
 {
+    const struct weft__bench_options *o = b->o;
     struct weft__bench_run run = {.request = data->request,
                                   .count = data->count,
                                   .progress = !o->no_progress && isatty(STDERR_FILENO),
-                                  .keep_text = tok != NULL};
+                                  .keep_text = b->tok != NULL};
+    struct weft__watch *watch = NULL;
+    json_t *object = NULL;
     weft__bench_data_reset(data);
-    if (weft__bench_load(o, &run, err) != WEFT_OK ||
-        weft__bench_print(o, tok, data, &run, err) != WEFT_OK)
-        return weft__report("bench", err);
-    for (int64_t i = 0; i < data->count; i++)
-        if (data->request[i].end != WEFT__END_OK && !o->allow_failures) return WEFT__EXIT_FAILED;
-    return fflush(stdout) == 0 && ferror(stdout) == 0 ? WEFT__EXIT_OK : WEFT__EXIT_FAILED;
+    WEFT__TRY(weft__watch_start(o, b->power, &watch, err));
+    weft_status status = load(o, &run, err);
+    weft__watch_stop(watch);
+    if (status == WEFT_OK) status = weft__bench_print(o, b->tok, data, &run, watch, &object, err);
+    if (object != NULL) (void)json_array_append_new(b->runs, object);
+    weft__watch_free(watch);
+    for (int64_t i = 0; status == WEFT_OK && i < data->count; i++)
+        *failures |= data->request[i].end != WEFT__END_OK;
+    return status;
 }
+
+/* Warm-up and the runs at one load. */
+static weft_status run_load(struct bench *b, struct weft__bench_data *data, bool *failures,
+                            weft_error *err)
+{
+    WEFT__TRY(warm_up(b->o, data, err));
+    for (int64_t i = 0; i < b->o->repeats; i++) WEFT__TRY(run_once(b, data, failures, err));
+    return WEFT_OK;
+}
+
+/* ---- sweep ---- */
+
+static double run_number(const json_t *run, const char *key)
+{
+    return json_number_value(json_object_get(run, key));
+}
+
+static double goodput_share(const json_t *run)
+{
+    return run_number(run, "request_goodput") * run_number(run, "duration") /
+           fmax(run_number(run, "num_prompts"), 1);
+}
+
+static void print_sweep(const struct bench *b, bool by_rate)
+{
+    const char *key = by_rate ? "request_rate" : "max_concurrency";
+    json_t *run;
+    size_t i;
+    double best = 0;
+    (void)printf("\nSweep\n%12s %10s %12s %10s %10s %10s %10s %8s\n", by_rate ? "rate" : "at once",
+                 "requests/s", "output tok/s", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms",
+                 b->o->goodput != NULL ? "within" : "");
+    json_array_foreach(b->runs, i, run)
+    {
+        (void)printf("%12g %10.2f %12.2f %10.2f %10.2f %10.2f %10.2f", run_number(run, key),
+                     run_number(run, "request_throughput"), run_number(run, "output_throughput"),
+                     run_number(run, "median_ttft_ms"), run_number(run, "p99_ttft_ms"),
+                     run_number(run, "median_tpot_ms"), run_number(run, "p99_tpot_ms"));
+        if (b->o->goodput != NULL) (void)printf(" %6.1f %%", 100 * goodput_share(run));
+        (void)putchar('\n');
+        if (goodput_share(run) >= GOODPUT_SHARE) best = fmax(best, run_number(run, key));
+    }
+    if (b->o->goodput == NULL) return;
+    if (best > 0)
+        (void)printf("Carried with %s: %s %g (at least %.0f %% of the requests within)\n",
+                     b->o->goodput, by_rate ? "rate" : "concurrency", best, 100 * GOODPUT_SHARE);
+    else
+        (void)printf("Carried with %s: none of these loads\n", b->o->goodput);
+}
+
+static weft_status run_sweep(struct bench *b, struct weft__bench_data *data, bool *failures,
+                             weft_error *err)
+{
+    double load_of[SWEEP_MAX];
+    bool by_rate = false;
+    int count = parse_sweep(b->o->sweep, &by_rate, load_of);
+    for (int i = 0; i < count; i++) {
+        if (by_rate)
+            b->o->rate = load_of[i];
+        else
+            b->o->concurrency = (int64_t)load_of[i];
+        weft__bench_set_arrivals(b->o, data);
+        WEFT__TRY(run_load(b, data, failures, err));
+    }
+    if (!b->o->json) print_sweep(b, by_rate);
+    return WEFT_OK;
+}
+
+static weft_status run_all(struct bench *b, bool *failures, weft_error *err)
+{
+    struct weft__bench_data data = {0};
+    WEFT__TRY(weft__bench_data_make(b->o, b->tok, &data, err));
+    weft_status status = b->o->sweep != NULL ? run_sweep(b, &data, failures, err)
+                                             : run_load(b, &data, failures, err);
+    weft__bench_data_free(&data);
+    return status;
+}
+
+/* ---- set-up ---- */
 
 /* DIR/tokenizer.json, or the file itself. */
 static weft_status load_tokenizer(const char *path, struct weft__tokenizer **out, weft_error *err)
@@ -231,34 +398,69 @@ static weft_status load_tokenizer(const char *path, struct weft__tokenizer **out
     return weft__tokenizer_load(file, out, err);
 }
 
-static int bench_url(struct weft__bench_options *o)
+static bool is_local(const char *url)
+{
+    static const char *const hosts[] = {"127.", "localhost", "[::1]", "0.0.0.0"};
+    const char *host = strstr(url, "//") + 2;
+    for (size_t i = 0; i < WEFT__COUNT(hosts); i++)
+        if (strncmp(host, hosts[i], strlen(hosts[i])) == 0) return true;
+    return false;
+}
+
+static weft_status open_engine(struct bench *b, weft_error *err)
+{
+    struct weft__bench_options *o = b->o;
+    weft_engine_options options = weft__engine_options_of(&o->engine_flags);
+    options.max_running = o->concurrency;
+    WEFT__TRY(weft_engine_open(o->dir, &options, &o->engine, err));
+    b->tok = weft__engine_view(o->engine)->tokenizer;
+    if (b->tok == NULL && o->vocab == 0) o->vocab = weft__engine_view(o->engine)->arch->vocab;
+    if (o->model == NULL) o->model = o->dir;
+    return WEFT_OK;
+}
+
+static weft_status open_bench(struct bench *b, weft_error *err)
+{
+    struct weft__bench_options *o = b->o;
+    if (o->thresholds != NULL) WEFT__TRY(weft__profiles_load(o->thresholds, &b->profiles, err));
+    o->profiles = &b->profiles;
+    b->runs = json_array();
+    if (o->dir != NULL || is_local(o->url))
+        WEFT__TRY(weft__power_open(o->powercap, &b->power, err));
+    if (o->dir != NULL) return open_engine(b, err);
+    if (o->tokenizer != NULL) {
+        WEFT__TRY(load_tokenizer(o->tokenizer, &b->own_tok, err));
+        b->tok = b->own_tok;
+    }
+    if (o->model == NULL && o->api != WEFT__API_GENERATE) {
+        WEFT__TRY(weft__bench_model(o, &b->model, err));
+        o->model = b->model;
+    }
+    return WEFT_OK;
+}
+
+static int bench(struct weft__bench_options *o)
 {
     weft_error err;
-    char *model = NULL;
-    struct weft__tokenizer *tok = NULL;
-    struct weft__bench_data data = {0};
-    int status = WEFT__EXIT_FAILED;
+    struct bench b = {.o = o};
+    bool failures = false;
+    int exit_status = WEFT__EXIT_OK;
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != 0)
         return weft__usage("bench", "libcurl does not start");
-    if (o->tokenizer != NULL && load_tokenizer(o->tokenizer, &tok, &err) != WEFT_OK) goto failed;
-    if (o->model == NULL && o->api != WEFT__API_GENERATE) {
-        if (weft__bench_model(o, &model, &err) != WEFT_OK) goto failed;
-        o->model = model;
-    }
-    if (weft__bench_data_make(o, tok, &data, &err) != WEFT_OK) goto failed;
-    if (warm_up(o, &data, &err) != WEFT_OK) goto failed;
-    status = WEFT__EXIT_OK;
-    for (int64_t i = 0; i < o->repeats; i++)
-        if (run_once(o, tok, &data, &err) != WEFT__EXIT_OK) status = WEFT__EXIT_FAILED;
-    goto done;
-failed:
-    status = weft__report("bench", &err);
-done:
-    weft__bench_data_free(&data);
-    weft__tokenizer_free(tok);
-    free(model);
+    weft_status status = open_bench(&b, &err);
+    if (status == WEFT_OK) status = run_all(&b, &failures, &err);
+    if (status == WEFT_OK && o->report != NULL)
+        status = weft__bench_report(o->report, b.runs, &err);
+    if (status != WEFT_OK) exit_status = weft__report("bench", &err);
+    if ((failures && !o->allow_failures) || fflush(stdout) != 0 || ferror(stdout) != 0)
+        exit_status = WEFT__EXIT_FAILED;
+    json_decref(b.runs);
+    weft_engine_close(o->engine);
+    weft__power_close(b.power);
+    weft__tokenizer_free(b.own_tok);
+    free(b.model);
     curl_global_cleanup();
-    return status;
+    return exit_status;
 }
 
 int weft__cmd_bench(int argc, char **argv)
@@ -273,12 +475,19 @@ int weft__cmd_bench(int argc, char **argv)
                                     .warmup = 1,
                                     .timeout_s = 600,
                                     .repeats = 1,
+                                    .turns = 4,
+                                    .prefix_len = 256,
+                                    .prefix_groups = 1,
+                                    .slowdown = 1,
+                                    .powercap = "/sys/class/powercap",
                                     .top_p = 1};
     int status;
+    if (argc > 1 && strcmp(argv[1], "calibrate") == 0)
+        return weft__bench_calibrate(argc - 1, argv + 1);
     if (argc > 1 && strcmp(argv[1], "diagnose") == 0)
         return weft__bench_diagnose(argc - 1, argv + 1);
     if (argc > 1 && strcmp(argv[1], "compare") == 0) return weft__bench_compare(argc - 1, argv + 1);
     if (!parse(&o, argc, argv, &status)) return status;
     status = complete(&o);
-    return status == WEFT__EXIT_OK ? bench_url(&o) : status;
+    return status == WEFT__EXIT_OK ? bench(&o) : status;
 }

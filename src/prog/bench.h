@@ -11,6 +11,7 @@ enum {
     WEFT__BENCH_MAX_EVENTS = 1 << 22, /* of a request */
     WEFT__BENCH_MAX_FILE = 1 << 30,   /* of a dataset or a result */
     WEFT__BENCH_SHOWN = 3,            /* error texts that are quoted */
+    WEFT__METERS_MAX = 64,            /* GPUs and packages of a machine */
 };
 
 enum weft__bench_api {
@@ -34,7 +35,9 @@ enum weft__bench_rules { WEFT__RULES_SGLANG, WEFT__RULES_VLLM, WEFT__RULES_COUNT
     X(BAD_EVENT, "malformed event")               \
     X(ERROR_EVENT, "error event")                 \
     X(NO_OUTPUT, "no output")                     \
-    X(TRANSPORT, "transport error")
+    X(TRANSPORT, "transport error")               \
+    X(REFUSED, "refused by the engine")           \
+    X(SKIPPED, "not sent: an earlier turn failed")
 
 enum weft__bench_end {
 #define X(name, words) WEFT__END_##name,
@@ -45,13 +48,18 @@ enum weft__bench_end {
 
 struct weft__bench_options {
     const char *url, *endpoint, *dataset, *dataset_path, *model, *tokenizer, *format, *ratio_mode;
-    const char *goodput, *output_file, *header, *extra_body, *tag;
+    const char *goodput, *output_file, *header, *extra_body, *tag, *sweep, *report, *thresholds,
+        *powercap;
     int64_t prompts, input_len, output_len, seed, concurrency, warmup, vocab, context_len,
         timeout_s;
-    int64_t repeats;
-    double range_ratio, rate, burstiness, temperature, top_p;
+    int64_t repeats, turns, prefix_len, prefix_groups;
+    double range_ratio, rate, burstiness, temperature, top_p, slowdown;
     bool stop_at_eos, send_ids, allow_failures, json, no_progress, details;
+    struct weft__engine_flags engine_flags;
     /* made of those */
+    const char *dir;     /* in-process: the model directory; NULL: there is a URL */
+    weft_engine *engine; /* of it */
+    const struct weft__profiles *profiles;
     enum weft__bench_api api;
     enum weft__bench_rules rules;       /* of definitions, table and arrivals */
     enum weft__bench_rules range_rules; /* of lengths */
@@ -65,18 +73,27 @@ struct weft__bench_event {
     bool text;      /* not an empty one */
 };
 
-struct weft__bench_request {
-    char *body; /* caller of weft__bench_data_free frees */
+struct weft__bench_request { /* owns what it points to */
+    char *body;              /* for a server */
     size_t body_len;
+    int32_t *ids; /* [id_count] for the engine in this process */
+    int64_t id_count;
     int64_t prompt_len; /* -1: not known without a tokenizer */
     int64_t output_len; /* asked for */
     uint64_t at_ns;     /* arrival, from the start */
+    /* A later turn has no body or ids until the answer before it is there. */
+    int64_t then; /* index of the next turn; -1: none */
+    bool later;   /* this is one */
+    char *say;    /* what a later turn adds to prompt and answer before it: text, or ids */
+    int32_t *say_ids;
+    int64_t say_count;
 
     uint64_t due_ns, slot_ns, start_ns, last_line_ns; /* slot: due, and a slot was free */
     struct weft__bench_event *event;
     int events, events_cap;
     int64_t usage_prompt, usage_output; /* -1: not said */
-    struct weft__buf text;              /* kept when there is a tokenizer */
+    struct weft__buf text;              /* kept when there is a tokenizer, or a next turn */
+    int32_t *out;                       /* [events] ids of the answer, in-process */
     enum weft__bench_end end;
     int http;
     char error[200];
@@ -98,18 +115,29 @@ double weft__mt_double(struct weft__mt *mt);                            /* [0, 1
 struct weft__bench_data {
     struct weft__bench_request *request;
     int64_t count;
-    int64_t broken;  /* lines or entries of the dataset that hold no prompt */
-    int64_t dropped; /* by the rules of lengths */
+    int64_t broken;     /* lines or entries of the dataset that hold no prompt */
+    int64_t dropped;    /* by the rules of lengths */
+    struct weft__mt mt; /* arrivals are drawn after the data */
 };
 
 struct weft__tokenizer; /* NULL: there is none */
+struct weft__watch;
+struct weft__profiles;
 WEFT_CHECKED weft_status weft__bench_data_make(const struct weft__bench_options *o,
                                                const struct weft__tokenizer *tok,
                                                struct weft__bench_data *out, weft_error *err);
+/* Sets at_ns by the rate; make has done it once. */
+void weft__bench_set_arrivals(const struct weft__bench_options *o, struct weft__bench_data *data);
 void weft__bench_data_reset(struct weft__bench_data *data); /* forgets the answers */
 void weft__bench_data_free(struct weft__bench_data *data);
+/* Sets how many tokens a body asks for. */
+void weft__bench_set_tokens(const struct weft__bench_options *o, json_t *body, int64_t tokens);
+/* Makes the body or the ids of `next` from the turn before it; false: no memory. */
+bool weft__bench_next_turn(const struct weft__bench_options *o,
+                           const struct weft__bench_request *last,
+                           struct weft__bench_request *next);
 
-/* ---- load: asks and times (bench_load.c) ---- */
+/* ---- load: asks and times (bench_load.c a server, bench_engine.c the engine) ---- */
 
 struct weft__bench_run {
     struct weft__bench_request *request;
@@ -123,9 +151,37 @@ struct weft__bench_run {
 };
 WEFT_CHECKED weft_status weft__bench_load(const struct weft__bench_options *o,
                                           struct weft__bench_run *run, weft_error *err);
+WEFT_CHECKED weft_status weft__bench_load_engine(const struct weft__bench_options *o,
+                                                 struct weft__bench_run *run, weft_error *err);
+/* GET of a path of the server; *http is the status. */
+WEFT_CHECKED weft_status weft__bench_get(const struct weft__bench_options *o, const char *path,
+                                         struct weft__buf *body, long *http, weft_error *err);
 /* The first model id of /v1/models; caller frees. */
 WEFT_CHECKED weft_status weft__bench_model(const struct weft__bench_options *o, char **out,
                                            weft_error *err);
+
+/* ---- pace: which request is due when (bench_pace.c) ---- */
+
+struct weft__pace {
+    const struct weft__bench_options *o;
+    struct weft__bench_run *run;
+    int64_t limit, active, next, finished, failed;
+    int64_t *ready; /* ring [count] of later turns that can be sent */
+    int64_t ready_head, ready_count;
+    uint64_t begin_ns, freed_ns, shown_due_ns; /* freed: when the last missing slot came */
+};
+int64_t weft__pace_limit(const struct weft__bench_options *o, const struct weft__bench_run *run);
+WEFT_CHECKED weft_status weft__pace_begin(const struct weft__bench_options *o,
+                                          struct weft__bench_run *run, struct weft__pace *out,
+                                          weft_error *err);
+void weft__pace_end(struct weft__pace *pace); /* says how long it took; zeroed is allowed */
+bool weft__pace_over(const struct weft__pace *pace);
+/* The request to send now, if one is due and there is a slot; its times are set. */
+struct weft__bench_request *weft__pace_take(struct weft__pace *pace);
+/* When take may have one, or the progress bar is due; UINT64_MAX: not before one ends. */
+uint64_t weft__pace_due(const struct weft__pace *pace);
+void weft__pace_done(struct weft__pace *pace, struct weft__bench_request *r);
+void weft__pace_show(struct weft__pace *pace);
 
 /* ---- stream: server-sent events to timed output (bench_stream.c) ---- */
 
@@ -147,17 +203,175 @@ void weft__bench_fail(struct weft__bench_request *r, enum weft__bench_end end, c
 
 /* ---- stats: what the times mean (bench_stats.c) ---- */
 
-/* Prints the table, or with --json the object; appends it to --output-file. */
+/* Prints the table, or with --json the object; appends it to --output-file. *out is the object,
+ * caller frees. */
 WEFT_CHECKED weft_status weft__bench_print(const struct weft__bench_options *o,
                                            const struct weft__tokenizer *tok,
                                            const struct weft__bench_data *data,
-                                           const struct weft__bench_run *run, weft_error *err);
+                                           const struct weft__bench_run *run,
+                                           const struct weft__watch *watch, json_t **out,
+                                           weft_error *err);
 double weft__percentile(const double *sorted, int64_t count,
                         double percent); /* linear; 0 of none */
 int weft__compare_doubles(const void *a, const void *b);
 
+/* ---- power: what GPUs and packages draw, and why (bench_power.c) ---- */
+
+struct weft__meter { /* a GPU, or a package of the host */
+    char name[96], id[96];
+    bool gpu;
+    double limit_w, clock_max_mhz; /* NAN: not said */
+};
+
+struct weft__reading {        /* NAN: not said */
+    double power_w, energy_j; /* energy: since open */
+    double busy, memory_busy; /* percent */
+    double clock_mhz, temperature_c, pcie_mbs, nvlink_mbs;
+    uint64_t reasons; /* for slower clocks, as NVML numbers them */
+};
+
+struct weft__power;
+WEFT_CHECKED weft_status weft__power_open(const char *powercap, struct weft__power **out,
+                                          weft_error *err);
+void weft__power_close(struct weft__power *power); /* NULL allowed */
+int weft__power_count(const struct weft__power *power);
+const struct weft__meter *weft__power_meter(const struct weft__power *power, int i);
+const char *weft__power_note(const struct weft__power *power, bool gpu); /* why none; "" */
+void weft__power_read(struct weft__power *power, int i, struct weft__reading *out);
+
+/* ---- verdict: one decision for every source (bench_verdict.c) ---- */
+
+/* name, word, meaning, what to measure next */
+#define WEFT__VERDICTS(X)                                                                          \
+    X(IDLE, "idle", "almost nothing ran",                                                          \
+      "whether requests arrive at all, and whether the process that feeds it runs")                \
+    X(SPIN, "spin-like", "always busy at a power that a polling kernel draws",                     \
+      "progress: tokens a second, and the wait share of collectives of every rank; the rank that " \
+      "arrives last is the cause; memory utilisation near 0 % confirms that nothing is read")      \
+    X(LOW, "low power, cause unknown", "busy, but power carries neither working nor spinning",     \
+      "memory utilisation or DRAM activity, SM clock and throttle reasons, and steps a second: "   \
+      "small batches, launch gaps and waiting look the same here")                                 \
+    X(WORKING, "working", "most of the time computes, or power says so",                           \
+      "throughput against the model's limits says how well it works")                              \
+    X(STARVED, "starved by communication", "most of a step is spent in collectives",               \
+      "the rank that arrives last, if one does; weft comm-bench on this machine; fewer ranks")     \
+    X(SPINNING, "spinning", "requests run, but no step ends",                                      \
+      "which rank arrived last at which collective: the server's log names it when it times out")  \
+    X(THROTTLED, "throttled", "the clocks are held down",                                          \
+      "temperature, cooling and power supply: the reasons are listed with the clocks")             \
+    X(NO_DATA, "no data", "utilisation or power is missing",                                       \
+      "record both: nvidia-smi --query-gpu=index,utilization.gpu,power.draw,power.limit "          \
+      "--format=csv -l 1")
+
+enum weft__verdict {
+#define X(name, word, meaning, next) WEFT__VERDICT_##name,
+    WEFT__VERDICTS(X)
+#undef X
+        WEFT__VERDICT_COUNT
+};
+struct weft__verdict_words {
+    const char *word, *meaning, *next;
+};
+extern const struct weft__verdict_words weft__verdict_words[];
+
+struct weft__mean { /* of what was added, NANs aside */
+    double sum, low, high;
+    int64_t count;
+};
+void weft__mean_add(struct weft__mean *mean, double value);
+double weft__mean_of(const struct weft__mean *mean); /* NAN of none */
+
+struct weft__evidence { /* about a GPU, package or rank */
+    struct weft__mean busy, memory, power;
+    double limit_w; /* NAN: not known */
+    int64_t samples;
+    double throttled; /* share of samples with clocks held down by heat or supply */
+    bool steps_known; /* the rest is set */
+    double wall_s, compute_s, moving_s, waiting_s, sampling_s, steps;
+    double stalled_s; /* longest time with requests running and no step ended */
+};
+struct weft__thresholds { /* shares of the power limit */
+    double spin_below, working_from;
+    bool calibrated;
+};
+struct weft__judged {
+    enum weft__verdict verdict;
+    double share; /* of the limit; NAN */
+    const char *confidence;
+};
+extern const struct weft__thresholds weft__thresholds_default;
+void weft__judge(const struct weft__evidence *e, const struct weft__thresholds *t,
+                 struct weft__judged *out);
+double weft__evidence_wait_share(const struct weft__evidence *e); /* of step time */
+json_t *weft__thresholds_json(const struct weft__thresholds *t);
+
+/* What `weft bench calibrate` measured, watts. */
+struct weft__profile {
+    char name[96];
+    double limit_w, idle_w, spin_w, memory_w, compute_w;
+};
+struct weft__profiles {
+    struct weft__profile profile[WEFT__METERS_MAX];
+    int count;
+};
+bool weft__thresholds_of(const struct weft__profile *p, struct weft__thresholds *out);
+WEFT_CHECKED weft_status weft__profiles_load(const char *path, struct weft__profiles *out,
+                                             weft_error *err);
+/* Of the profile of that name, NULL: the first; else the defaults. */
+struct weft__thresholds weft__profiles_find(const struct weft__profiles *profiles,
+                                            const char *name);
+
+/* ---- watch: power and progress through a run (bench_watch.c) ---- */
+
+struct weft__rank_time { /* seconds since the engine's start */
+    double prefill, decode, moving, waiting, sampling, steps;
+};
+struct weft__progress {
+    int ranks;
+    bool gpu; /* rank r runs on GPU r */
+    double clock_s, http_s, running;
+    struct weft__rank_time rank[WEFT__MAX_RANKS];
+};
+
+struct weft__point {
+    double at_s;
+    struct weft__reading reading[WEFT__METERS_MAX];
+};
+
+struct weft__watched { /* about a meter */
+    struct weft__mean busy, memory, power, clock, temperature, pcie, nvlink;
+    int64_t samples, reason[16]; /* samples with the bit */
+    int64_t throttled;           /* samples with one of the bits of heat or supply */
+    double energy_j;
+};
+
+struct weft__watch;
+/* Reads once, then ten times a second on a thread of its own. power NULL: nothing is metered. */
+WEFT_CHECKED weft_status weft__watch_start(const struct weft__bench_options *o,
+                                           struct weft__power *power, struct weft__watch **out,
+                                           weft_error *err);
+void weft__watch_stop(struct weft__watch *watch); /* reads once more */
+void weft__watch_free(struct weft__watch *watch); /* NULL allowed */
+const struct weft__power *weft__watch_power(const struct weft__watch *watch);
+const struct weft__watched *weft__watch_meter(const struct weft__watch *watch, int i);
+/* False: the server does not tell. Of the time between start and stop. */
+bool weft__watch_progress(const struct weft__watch *watch, struct weft__progress *out,
+                          double *stalled_s);
+/* Readings, thinned out when there are too many. */
+const struct weft__point *weft__watch_points(const struct weft__watch *watch, int64_t *count);
+
+/* ---- where: time, power and verdict in words (bench_where.c) ---- */
+
+void weft__where_print(const struct weft__watch *watch, const struct weft__profiles *profiles,
+                       int64_t output_tokens);
+json_t *weft__where_json(const struct weft__watch *watch, const struct weft__profiles *profiles,
+                         int64_t output_tokens);
+
 /* ---- other parts of the command ---- */
 
+/* One page with the runs [count] of this command. */
+WEFT_CHECKED weft_status weft__bench_report(const char *path, const json_t *runs, weft_error *err);
+int weft__bench_calibrate(int argc, char **argv);
 int weft__bench_diagnose(int argc, char **argv);
 int weft__bench_compare(int argc, char **argv);
 

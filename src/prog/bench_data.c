@@ -1,4 +1,5 @@
 /* What is asked and when: datasets, lengths and arrivals by either vendor's rules. */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -158,23 +159,59 @@ static json_t *body_json(const struct weft__bench_options *o, const struct promp
     return body;
 }
 
-static weft_status add_request(struct maker *m, const struct prompt *p)
+void weft__bench_set_tokens(const struct weft__bench_options *o, json_t *body, int64_t tokens)
 {
-    struct weft__bench_request *r = &m->data->request[m->data->count];
+    static const char *const keys[] = {"max_tokens", "max_completion_tokens", "max_new_tokens"};
+    if (o->api == WEFT__API_GENERATE) body = json_object_get(body, "sampling_params");
+    (void)json_object_set_new(body, keys[o->api], json_integer((json_int_t)tokens));
+}
+
+static weft_status set_body(struct maker *m, const struct prompt *p, struct weft__bench_request *r)
+{
     json_t *body = body_json(m->o, p);
     if (m->extra != NULL) (void)json_object_update(body, m->extra);
-    char *text = body != NULL ? json_dumps(body, JSON_COMPACT) : NULL;
+    r->body = body != NULL ? json_dumps(body, JSON_COMPACT) : NULL;
     json_decref(body);
-    if (text == NULL)
+    if (r->body == NULL)
         return weft__fail(m->err, WEFT_INVALID,
                           "no request for prompt %lld: out of memory, or the model's name or the "
                           "prompt is not UTF-8",
                           (long long)m->data->count + 1);
-    *r = (struct weft__bench_request){.body = text,
-                                      .body_len = strlen(text),
-                                      .prompt_len = p->prompt_len,
-                                      .output_len = p->output_len};
+    r->body_len = strlen(r->body);
+    return WEFT_OK;
+}
+
+/* Ids for the engine, which adds nothing to a text: that is done here. */
+static weft_status copy_ids(struct maker *m, const struct prompt *p, unsigned flags, int32_t **out,
+                            int64_t *count)
+{
+    struct weft__ids ids = {0};
+    const int32_t *from = p->ids;
+    *count = p->count;
+    if (p->text != NULL) {
+        if (m->tok == NULL)
+            return weft__fail(m->err, WEFT_NOT_FOUND,
+                              "%s has no tokenizer.json: text can't be sent", m->o->dir);
+        WEFT__TRY(weft__tokenizer_encode(m->tok, p->text, p->len, flags, &ids, m->err));
+        from = ids.data;
+        *count = (int64_t)ids.len;
+    }
+    *out = malloc((size_t)*count * sizeof **out + 1);
+    if (*out != NULL && *count > 0) memcpy(*out, from, (size_t)*count * sizeof **out);
+    weft__ids_free(&ids);
+    return *out != NULL ? WEFT_OK : weft__fail_oom(m->err, (size_t)*count * 4, "a prompt");
+}
+
+static weft_status add_request(struct maker *m, const struct prompt *p)
+{
+    struct weft__bench_request *r = &m->data->request[m->data->count];
+    *r = (struct weft__bench_request){
+        .prompt_len = p->prompt_len, .output_len = p->output_len, .then = -1};
     weft__buf_init(&r->text, 256 << 20);
+    if (m->o->dir != NULL)
+        WEFT__TRY(copy_ids(m, p, WEFT__ADD_SPECIAL, &r->ids, &r->id_count));
+    else
+        WEFT__TRY(set_body(m, p, r));
     m->data->count++;
     return WEFT_OK;
 }
@@ -254,57 +291,193 @@ static weft_status add_decoded(struct maker *m, const int32_t *ids, int64_t coun
     return status;
 }
 
-static weft_status add_random(struct maker *m, const int64_t *input_len, const int64_t *output_len)
+/* As ids, or as the text they stand for. */
+static weft_status add_ids(struct maker *m, const int32_t *ids, int64_t count, int64_t output_len)
 {
-    int64_t vocab = 0, most = 1;
-    int32_t *id = NULL, *prompt;
-    bool as_ids = m->tok == NULL || m->o->send_ids;
-    WEFT__TRY(make_vocab(m, &id, &vocab));
-    weft_status status = WEFT_OK;
-    for (int64_t i = 0; i < m->o->prompts; i++) most = weft__max(most, input_len[i]);
-    prompt = malloc((size_t)most * sizeof *prompt);
-    int64_t *offset = malloc((size_t)m->o->prompts * sizeof *offset);
-    if (prompt == NULL || offset == NULL)
-        status = weft__fail_oom(m->err, (size_t)most * sizeof *prompt, "a prompt");
-    for (int64_t i = 0; status == WEFT_OK && i < m->o->prompts; i++)
+    const struct prompt p = {
+        .ids = ids, .count = count, .prompt_len = count, .output_len = output_len};
+    bool as_ids = m->tok == NULL || m->o->send_ids || m->o->dir != NULL;
+    return as_ids ? add_request(m, &p) : add_decoded(m, ids, count, output_len);
+}
+
+static weft_status need_vocab(const struct maker *m)
+{
+    if (m->tok == NULL && m->o->vocab == 0)
+        return weft__fail(m->err, WEFT_INVALID,
+                          "%s needs --tokenizer MODEL, or --vocab N to send ids below N",
+                          m->o->dataset);
+    if (m->tok == NULL && m->o->api == WEFT__API_CHAT && m->o->dir == NULL)
+        return weft__fail(m->err, WEFT_INVALID, "%s needs --tokenizer MODEL for chat",
+                          m->o->dataset);
+    return WEFT_OK;
+}
+
+/* Lengths of `count` prompts, then of as many answers; caller frees. */
+static weft_status draw_lengths(struct maker *m, int64_t count, bool special, int64_t **out)
+{
+    const struct weft__bench_options *o = m->o;
+    int64_t low, high, added = 0;
+    int64_t *len = calloc((size_t)count + 1, 2 * sizeof *len);
+    if (len == NULL) return weft__fail_oom(m->err, (size_t)count * 16, "lengths");
+    /* What the server's tokenizer adds to a text counts. */
+    weft_status status = special && m->tok != NULL && !o->send_ids && o->dir == NULL
+                             ? count_tokens(m, "", 0, &added)
+                             : WEFT_OK;
+    range_of(o, o->input_len, &low, &high);
+    for (int64_t i = 0; i < count; i++)
+        len[i] = weft__max(weft__mt_range(&m->numpy, low, high + 1) - added, 1);
+    range_of(o, o->output_len, &low, &high);
+    for (int64_t i = 0; i < count; i++) len[count + i] = weft__mt_range(&m->numpy, low, high + 1);
+    *out = len;
+    if (status != WEFT_OK) free(len);
+    return status;
+}
+
+static int64_t most_of(const int64_t *len, int64_t count)
+{
+    int64_t most = 1;
+    for (int64_t i = 0; i < count; i++) most = weft__max(most, len[i]);
+    return most;
+}
+
+static weft_status make_random_ids(struct maker *m)
+{
+    int64_t vocab = 0, n = m->o->prompts, *len = NULL;
+    int32_t *id = NULL, *prompt = NULL;
+    int64_t *offset = malloc((size_t)n * sizeof *offset);
+    weft_status status = need_vocab(m);
+    if (status == WEFT_OK) status = draw_lengths(m, n, true, &len);
+    if (status == WEFT_OK) status = make_vocab(m, &id, &vocab);
+    if (status == WEFT_OK) prompt = malloc((size_t)most_of(len, n) * sizeof *prompt);
+    if (status == WEFT_OK && (prompt == NULL || offset == NULL))
+        status = weft__fail_oom(m->err, (size_t)n * sizeof *offset, "prompts");
+    for (int64_t i = 0; status == WEFT_OK && i < n; i++)
         offset[i] = weft__mt_range(&m->numpy, 0, vocab);
-    for (int64_t i = 0; status == WEFT_OK && i < m->o->prompts; i++) {
-        for (int64_t j = 0; j < input_len[i]; j++) prompt[j] = id[(offset[i] + i + j) % vocab];
-        const struct prompt p = {.ids = prompt,
-                                 .count = input_len[i],
-                                 .prompt_len = input_len[i],
-                                 .output_len = output_len[i]};
-        status = as_ids ? add_request(m, &p) : add_decoded(m, prompt, input_len[i], output_len[i]);
+    for (int64_t i = 0; status == WEFT_OK && i < n; i++) {
+        for (int64_t j = 0; j < len[i]; j++) prompt[j] = id[(offset[i] + i + j) % vocab];
+        status = add_ids(m, prompt, len[i], len[n + i]);
     }
     free(offset);
     free(prompt);
     free(id);
+    free(len);
     return status;
 }
 
-static weft_status make_random(struct maker *m)
+/* ---- conversations of several turns, with shared beginnings ---- */
+
+/* Turn t of a conversation: what the user adds. The first has its group's prefix before it. */
+static weft_status add_turn(struct maker *m, const int32_t *ids, int64_t count, int64_t output_len,
+                            const struct weft__bench_request *last)
+{
+    struct weft__bench_request *r = &m->data->request[m->data->count];
+    if (last == NULL) return add_ids(m, ids, count, output_len);
+    *r = (struct weft__bench_request){.later = true,
+                                      .then = -1,
+                                      .prompt_len = last->prompt_len + last->output_len + count,
+                                      .output_len = output_len};
+    weft__buf_init(&r->text, 256 << 20);
+    m->data->count++;
+    if (m->o->dir != NULL) {
+        const struct prompt p = {.ids = ids, .count = count};
+        return copy_ids(m, &p, 0, &r->say_ids, &r->say_count);
+    }
+    struct weft__buf text;
+    weft__buf_init(&text, WEFT__MAX_TEXT);
+    weft__tokenizer_decode(m->tok, ids, (size_t)count, false, &text);
+    r->say = text.failed ? NULL : strndup(text.data != NULL ? text.data : "", text.len);
+    weft__buf_free(&text);
+    return r->say != NULL ? WEFT_OK : weft__fail_oom(m->err, (size_t)count, "a turn");
+}
+
+/* Prefixes and turns count upwards from random ids, as random-ids do. First turns stand first. */
+static weft_status make_turns(struct maker *m)
 {
     const struct weft__bench_options *o = m->o;
-    int64_t low, high, special = 0;
-    if (m->tok == NULL && o->vocab == 0)
+    int64_t talks = o->prompts / o->turns, n = talks * o->turns, vocab = 0, *len = NULL;
+    int32_t *id = NULL, *prompt = NULL;
+    if (m->tok == NULL && o->dir == NULL)
         return weft__fail(m->err, WEFT_INVALID,
-                          "random-ids needs --tokenizer MODEL, or --vocab N to send ids below N");
-    if (m->tok == NULL && o->api == WEFT__API_CHAT)
-        return weft__fail(m->err, WEFT_INVALID, "random-ids needs --tokenizer MODEL for chat");
-    int64_t *len = calloc((size_t)o->prompts, 2 * sizeof *len);
-    if (len == NULL) return weft__fail_oom(m->err, (size_t)o->prompts * 16, "lengths");
-    /* What the server's tokenizer adds to a text counts. */
-    weft_status status =
-        m->tok != NULL && !o->send_ids ? count_tokens(m, "", 0, &special) : WEFT_OK;
-    range_of(o, o->input_len, &low, &high);
-    for (int64_t i = 0; i < o->prompts; i++)
-        len[i] = weft__max(weft__mt_range(&m->numpy, low, high + 1) - special, 1);
-    range_of(o, o->output_len, &low, &high);
-    for (int64_t i = 0; i < o->prompts; i++)
-        len[o->prompts + i] = weft__mt_range(&m->numpy, low, high + 1);
-    if (status == WEFT_OK) status = add_random(m, len, len + o->prompts);
+                          "multi-turn needs --tokenizer MODEL: turns are text");
+    if (talks == 0)
+        return weft__fail(m->err, WEFT_INVALID,
+                          "--num-prompts %lld is less than one conversation of --turns %lld",
+                          (long long)o->prompts, (long long)o->turns);
+    weft_status status = draw_lengths(m, n, false, &len);
+    if (status == WEFT_OK) status = make_vocab(m, &id, &vocab);
+    int64_t *offset = calloc((size_t)o->prefix_groups, sizeof *offset);
+    if (status == WEFT_OK)
+        prompt = malloc((size_t)(o->prefix_len + most_of(len, n)) * sizeof *prompt);
+    if (status == WEFT_OK && (prompt == NULL || offset == NULL))
+        status = weft__fail_oom(m->err, (size_t)o->prefix_len * sizeof *prompt, "a prefix");
+    for (int64_t g = 0; status == WEFT_OK && g < o->prefix_groups; g++)
+        offset[g] = weft__mt_range(&m->numpy, 0, vocab);
+    for (int64_t i = 0; status == WEFT_OK && i < n; i++) {
+        int64_t start = weft__mt_range(&m->numpy, 0, vocab), at = 0;
+        struct weft__bench_request *last = i < talks ? NULL : &m->data->request[i - talks];
+        for (; last == NULL && at < o->prefix_len; at++)
+            prompt[at] = id[(offset[i % o->prefix_groups] + at) % vocab];
+        for (int64_t j = 0; j < len[i]; j++) prompt[at + j] = id[(start + i + j) % vocab];
+        status = add_turn(m, prompt, at + len[i], len[n + i], last);
+        if (last != NULL) last->then = i;
+    }
+    free(offset);
+    free(prompt);
+    free(id);
     free(len);
     return status;
+}
+
+/* The value of `key`, with more text at its end. */
+static bool extend(json_t *body, const char *key, const char *answer, size_t len, const char *say)
+{
+    struct weft__buf text;
+    const json_t *old = json_object_get(body, key);
+    weft__buf_init(&text, WEFT__MAX_TEXT);
+    weft__buf_append(&text, json_string_value(old), json_string_length(old));
+    weft__buf_append(&text, answer, len);
+    weft__buf_puts(&text, say);
+    bool good =
+        !text.failed && json_object_set_new(body, key, json_stringn(text.data, text.len)) == 0;
+    weft__buf_free(&text);
+    return good;
+}
+
+static bool next_body(const struct weft__bench_options *o, const struct weft__bench_request *last,
+                      struct weft__bench_request *next)
+{
+    const char *answer = last->text.data != NULL ? last->text.data : "";
+    json_t *body = json_loadb(last->body, last->body_len, 0, NULL);
+    json_t *messages = json_object_get(body, "messages");
+    bool good = body != NULL && !last->text.failed;
+    if (good && o->api == WEFT__API_CHAT)
+        good = json_array_append_new(messages, json_pack("{s:s, s:s%}", "role", "assistant",
+                                                         "content", answer, last->text.len)) == 0 &&
+               json_array_append_new(
+                   messages, json_pack("{s:s, s:s}", "role", "user", "content", next->say)) == 0;
+    else if (good)
+        good = extend(body, o->api == WEFT__API_GENERATE ? "text" : "prompt", answer,
+                      last->text.len, next->say);
+    if (good) weft__bench_set_tokens(o, body, next->output_len);
+    next->body = good ? json_dumps(body, JSON_COMPACT) : NULL;
+    next->body_len = next->body != NULL ? strlen(next->body) : 0;
+    json_decref(body);
+    return next->body != NULL;
+}
+
+bool weft__bench_next_turn(const struct weft__bench_options *o,
+                           const struct weft__bench_request *last, struct weft__bench_request *next)
+{
+    if (o->dir == NULL) return next_body(o, last, next);
+    size_t before = (size_t)last->id_count, answer = (size_t)last->events;
+    size_t said = (size_t)next->say_count;
+    next->ids = malloc((before + answer + said) * sizeof *next->ids);
+    if (next->ids == NULL) return false;
+    memcpy(next->ids, last->ids, before * sizeof *next->ids);
+    memcpy(next->ids + before, last->out, answer * sizeof *next->ids);
+    memcpy(next->ids + before + answer, next->say_ids, said * sizeof *next->ids);
+    next->id_count = (int64_t)(before + answer + said);
+    return true;
 }
 
 /* ---- files ---- */
@@ -329,21 +502,33 @@ static bool add_line_json(struct maker *m, const char *line, size_t len, weft_st
     return good;
 }
 
+/* The next line that is not empty, without its end. */
+static bool next_line(const char **at, const char *end, const char **line, size_t *len)
+{
+    while (*at < end) {
+        const char *newline = memchr(*at, '\n', (size_t)(end - *at));
+        const char *stop = newline != NULL ? newline : end;
+        *line = *at;
+        *at = stop + (newline != NULL);
+        if (stop > *line && stop[-1] == '\r') stop--;
+        *len = (size_t)(stop - *line);
+        if (*len > 0) return true;
+    }
+    return false;
+}
+
 /* Every line is a prompt; of a .jsonl file, an object. Too few are asked again from the top. */
 static weft_status make_lines(struct maker *m, const char *text, size_t len)
 {
     const char *path = m->o->dataset_path, *dot = strrchr(path, '.'), *end = text + len;
     bool objects = dot != NULL && strcasecmp(dot, ".jsonl") == 0;
     weft_status status = WEFT_OK;
+    const char *line;
+    size_t size;
     for (bool first = true; m->data->count < m->o->prompts && (first || m->data->count > 0);
          first = false)
-        for (const char *at = text; at < end && m->data->count < m->o->prompts;) {
-            const char *newline = memchr(at, '\n', (size_t)(end - at));
-            const char *stop = newline != NULL ? newline : end, *line = at;
-            at = stop + 1;
-            if (stop > line && stop[-1] == '\r') stop--;
-            if (stop == line) continue;
-            size_t size = (size_t)(stop - line);
+        for (const char *at = text;
+             m->data->count < m->o->prompts && next_line(&at, end, &line, &size);) {
             bool good = true;
             if (objects)
                 good = add_line_json(m, line, size, &status);
@@ -376,11 +561,32 @@ static bool keep(const struct weft__bench_options *o, int64_t prompt, int64_t ou
     return prompt >= 4 && (given || output >= 4) && prompt <= 1024 && prompt + output <= 2048;
 }
 
-static weft_status add_conversation(struct maker *m, const json_t *entry)
+/* SGLang's random: the ids of a first turn, repeated or cut to the length. */
+static weft_status add_repeated(struct maker *m, const char *text, size_t len, int64_t count,
+                                int64_t output_len)
+{
+    struct weft__ids ids = {0};
+    int32_t *prompt = malloc((size_t)count * sizeof *prompt);
+    weft_status status =
+        prompt != NULL ? weft__tokenizer_encode(m->tok, text, len, WEFT__ADD_SPECIAL, &ids, m->err)
+                       : weft__fail_oom(m->err, (size_t)count * 4, "a prompt");
+    for (int64_t j = 0; status == WEFT_OK && ids.len > 0 && j < count; j++)
+        prompt[j] = ids.data[(size_t)j % ids.len];
+    if (status == WEFT_OK && ids.len > 0) status = add_ids(m, prompt, count, output_len);
+    weft__ids_free(&ids);
+    free(prompt);
+    return status;
+}
+
+/* len: lengths for sglang's random, NULL: the conversation's own. */
+static weft_status add_conversation(struct maker *m, const json_t *entry, const int64_t *len)
 {
     json_t *turn[2];
     int64_t output = m->o->output_len;
     (void)turns_of(entry, turn);
+    if (len != NULL)
+        return add_repeated(m, json_string_value(turn[0]), json_string_length(turn[0]),
+                            len[m->data->count], len[m->o->prompts + m->data->count]);
     struct prompt p = {.text = json_string_value(turn[0]), .len = json_string_length(turn[0])};
     WEFT__TRY(count_tokens(m, p.text, p.len, &p.prompt_len));
     if (output == 0)
@@ -395,10 +601,14 @@ static weft_status add_conversation(struct maker *m, const json_t *entry)
 static weft_status make_sharegpt(struct maker *m, const char *text, size_t len)
 {
     json_error_t error;
+    int64_t *lens = NULL;
+    if (strcmp(m->o->dataset, "random") == 0)
+        WEFT__TRY(draw_lengths(m, m->o->prompts, false, &lens));
     weft_status status = WEFT_OK;
     json_t *all = json_loadb(text, len, 0, &error);
     if (!json_is_array(all)) {
         json_decref(all);
+        free(lens);
         return weft__fail(m->err, WEFT_FORMAT,
                           "%.200s: a JSON array of {\"conversations\": [{\"value\": ...}, ...]} is "
                           "wanted: %.100s",
@@ -421,33 +631,118 @@ static weft_status make_sharegpt(struct maker *m, const char *text, size_t len)
         entry[j] = swap;
     }
     for (size_t i = 0; status == WEFT_OK && i < count && m->data->count < m->o->prompts; i++)
-        status = add_conversation(m, entry[i]);
+        status = add_conversation(m, entry[i], lens);
     if (status == WEFT_OK && m->data->count == 0)
         status =
             weft__fail(m->err, WEFT_FORMAT,
                        "%.200s holds no conversation that can be used (%lld without two "
                        "turns, %lld too short or too long)",
                        m->o->dataset_path, (long long)m->data->broken, (long long)m->data->dropped);
+    free(lens);
     free(entry);
     json_decref(all);
     return status;
 }
 
+/* ---- traces ---- */
+
+enum { TRACE_BLOCK = 512, TRACE_MOST = 1 << 24 };
+
+/* {"timestamp": MS, "input_length": N, "output_length": N, "hash_ids": [...]}, as Mooncake's traces
+ * have it: a hash id stands for 512 tokens, the same ones wherever it stands. */
+static bool add_traced(struct maker *m, const json_t *line, const int32_t *id, int64_t vocab,
+                       double *first_ms, weft_status *status)
+{
+    const json_t *at = json_object_get(line, "timestamp"),
+                 *hashes = json_object_get(line, "hash_ids");
+    json_int_t in = json_integer_value(json_object_get(line, "input_length"));
+    json_int_t out = json_integer_value(json_object_get(line, "output_length"));
+    double ms = json_number_value(at), due = (ms - *first_ms) * m->o->slowdown * 1e6;
+    int64_t n = m->data->count;
+    if (!json_is_number(at) || in < 1 || in > TRACE_MOST || out < 1 || out > TRACE_MOST)
+        return false;
+    if (n == 0) *first_ms = ms, due = 0;
+    if (due > 1e18 || due < (n > 0 ? (double)m->data->request[n - 1].at_ns : 0)) return false;
+    int32_t *prompt = malloc((size_t)in * sizeof *prompt);
+    int64_t start = weft__mt_range(&m->numpy, 0, vocab) + n;
+    for (json_int_t j = 0; prompt != NULL && j < in; j++) {
+        const json_t *hash = json_array_get(hashes, (size_t)(j / TRACE_BLOCK));
+        uint64_t block = (uint64_t)json_integer_value(hash) * 0x9e3779b97f4a7c15u;
+        prompt[j] = json_is_integer(hash)
+                        ? id[((block >> 32) + (uint64_t)(j % TRACE_BLOCK)) % (uint64_t)vocab]
+                        : id[(start + j) % vocab];
+    }
+    *status = prompt != NULL ? add_ids(m, prompt, in, out)
+                             : weft__fail_oom(m->err, (size_t)in * 4, "a prompt");
+    if (*status == WEFT_OK) m->data->request[n].at_ns = (uint64_t)due;
+    free(prompt);
+    return true;
+}
+
+static weft_status make_trace(struct maker *m, const char *text, size_t len)
+{
+    int64_t vocab;
+    int32_t *id;
+    const char *at = text, *end = text + len, *line;
+    size_t size;
+    double first_ms = 0;
+    WEFT__TRY(need_vocab(m));
+    WEFT__TRY(make_vocab(m, &id, &vocab));
+    weft_status status = WEFT_OK;
+    while (status == WEFT_OK && m->data->count < m->o->prompts &&
+           next_line(&at, end, &line, &size)) {
+        json_t *object = json_loadb(line, size, 0, NULL);
+        m->data->broken += !add_traced(m, object, id, vocab, &first_ms, &status);
+        json_decref(object);
+    }
+    free(id);
+    if (status == WEFT_OK && m->data->count == 0)
+        status = weft__fail(m->err, WEFT_FORMAT,
+                            "%.200s holds no {\"timestamp\": MS, \"input_length\": N, "
+                            "\"output_length\": N} (%lld broken lines)",
+                            m->o->dataset_path, (long long)m->data->broken);
+    return status;
+}
+
+/* A file, a pipe, or with "-" standard input. */
+static weft_status read_all(const char *path, struct weft__buf *text, weft_error *err)
+{
+    char piece[65536];
+    size_t got;
+    FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
+    if (file == NULL) return weft__fail(err, WEFT_IO, "%.200s: %s", path, strerror(errno));
+    while ((got = fread(piece, 1, sizeof piece, file)) > 0) weft__buf_append(text, piece, got);
+    weft_status status = WEFT_OK;
+    if (ferror(file))
+        status = weft__fail(err, WEFT_IO, "%.200s: %s", path, strerror(errno));
+    else if (text->failed)
+        status = weft__fail(err, WEFT_TOO_LONG, "%.200s: more than %d MiB, or memory is out", path,
+                            WEFT__BENCH_MAX_FILE >> 20);
+    if (file != stdin) (void)fclose(file);
+    return status;
+}
+
 static weft_status make_file(struct maker *m)
 {
-    char *text;
-    size_t len;
-    bool sharegpt = strcmp(m->o->dataset, "sharegpt") == 0;
-    if (m->o->dataset_path == NULL)
-        return weft__fail(m->err, WEFT_INVALID, "--dataset-name %s needs --dataset-path FILE",
-                          m->o->dataset);
-    if (sharegpt && m->tok == NULL && m->o->output_len == 0)
+    struct weft__buf text;
+    const char *set = m->o->dataset, *path = m->o->dataset_path;
+    if (path == NULL)
+        return weft__fail(m->err, WEFT_INVALID, "--dataset-name %s needs --dataset-path FILE", set);
+    if (strcmp(set, "sharegpt") == 0 && m->tok == NULL && m->o->output_len == 0)
         return weft__fail(m->err, WEFT_INVALID,
                           "sharegpt needs --tokenizer MODEL to measure its answers, or "
                           "--random-output-len N");
-    WEFT__TRY(weft__read_file(m->o->dataset_path, WEFT__BENCH_MAX_FILE, &text, &len, m->err));
-    weft_status status = sharegpt ? make_sharegpt(m, text, len) : make_lines(m, text, len);
-    free(text);
+    if (strcmp(set, "random") == 0 && m->tok == NULL)
+        return weft__fail(m->err, WEFT_INVALID,
+                          "random repeats text by tokens: it needs --tokenizer MODEL");
+    weft__buf_init(&text, WEFT__BENCH_MAX_FILE);
+    weft_status status = read_all(path, &text, m->err);
+    const char *data = text.data != NULL ? text.data : "";
+    if (status == WEFT_OK)
+        status = strcmp(set, "prompts") == 0 ? make_lines(m, data, text.len)
+                 : strcmp(set, "trace") == 0 ? make_trace(m, data, text.len)
+                                             : make_sharegpt(m, data, text.len);
+    weft__buf_free(&text);
     return status;
 }
 
@@ -455,22 +750,22 @@ static weft_status make_file(struct maker *m)
 
 /* SGLang: send, then wait. vLLM: wait, then send, and all waits scaled so that the last request is
  * due at count / rate. Times are absolute, so that a late dispatch does not delay the others. */
-static void set_arrivals(struct maker *m)
+void weft__bench_set_arrivals(const struct weft__bench_options *o, struct weft__bench_data *data)
 {
-    const struct weft__bench_options *o = m->o;
+    struct weft__mt mt = data->mt;
     bool vllm = o->rules == WEFT__RULES_VLLM;
-    int64_t count = m->data->count;
-    if (isinf(o->rate)) return;
-    if (vllm) weft__mt_seed(&m->numpy, (uint32_t)o->seed);  /* its prompts use another generator */
+    int64_t count = data->count;
+    if (isinf(o->rate) || strcmp(o->dataset, "trace") == 0) return; /* it has its own */
+    if (vllm) weft__mt_seed(&mt, (uint32_t)o->seed);        /* its prompts use another generator */
     double at = 0, scale = 1e9 / (o->rate * o->burstiness); /* ns */
     for (int64_t i = 0; i < count; i++) {
-        double gap = gamma_of(&m->numpy, o->burstiness) * scale;
-        m->data->request[i].at_ns = (uint64_t)(vllm ? at + gap : at);
+        double gap = gamma_of(&mt, o->burstiness) * scale;
+        data->request[i].at_ns = (uint64_t)(vllm ? at + gap : at);
         at += gap;
     }
     double factor = vllm && at > 0 ? (double)count / o->rate * 1e9 / at : 1;
     for (int64_t i = 0; i < count; i++)
-        m->data->request[i].at_ns = (uint64_t)((double)m->data->request[i].at_ns * factor);
+        data->request[i].at_ns = (uint64_t)((double)data->request[i].at_ns * factor);
 }
 
 weft_status weft__bench_data_make(const struct weft__bench_options *o,
@@ -493,10 +788,13 @@ weft_status weft__bench_data_make(const struct weft__bench_options *o,
                                 m.extra == NULL ? ": " : "", m.extra == NULL ? error.text : "");
     }
     if (status == WEFT_OK)
-        status = strcmp(o->dataset, "random-ids") == 0 ? make_random(&m) : make_file(&m);
+        status = strcmp(o->dataset, "random-ids") == 0   ? make_random_ids(&m)
+                 : strcmp(o->dataset, "multi-turn") == 0 ? make_turns(&m)
+                                                         : make_file(&m);
     json_decref(m.extra);
     if (status == WEFT_OK) {
-        set_arrivals(&m);
+        data.mt = m.numpy;
+        weft__bench_set_arrivals(o, &data);
         *out = data;
     } else {
         weft__bench_data_free(&data);
@@ -514,15 +812,25 @@ void weft__bench_data_reset(struct weft__bench_data *data)
         r->text.len = 0;
         r->end = WEFT__END_OK;
         r->error[0] = '\0';
+        if (!r->later) continue;
+        free(r->body);
+        free(r->ids);
+        r->body = NULL;
+        r->ids = NULL;
     }
 }
 
 void weft__bench_data_free(struct weft__bench_data *data)
 {
     for (int64_t i = 0; i < data->count; i++) {
-        free(data->request[i].body);
-        free(data->request[i].event);
-        weft__buf_free(&data->request[i].text);
+        struct weft__bench_request *r = &data->request[i];
+        free(r->body);
+        free(r->ids);
+        free(r->say);
+        free(r->say_ids);
+        free(r->event);
+        free(r->out);
+        weft__buf_free(&r->text);
     }
     free(data->request);
     *data = (struct weft__bench_data){0};

@@ -16,41 +16,6 @@ enum {
     MAX_SHOWN = 3, /* broken lines that are quoted */
 };
 
-/* Defaults for machines nobody calibrated, in shares of the power limit: on a 600 W card a kernel
- * that only polls drew 0.20 to 0.25, memory-bound work 0.67, a matrix product 1. */
-static const double SPIN_BELOW = 0.35, WORK_FROM = 0.6, BUSY_FROM = 95, IDLE_BELOW = 5;
-
-/* name, word, meaning, what to measure next */
-#define VERDICTS(X)                                                                                \
-    X(IDLE, "idle", "almost no kernel was resident",                                               \
-      "whether requests arrive at all, and whether the process that feeds the GPU runs")           \
-    X(SPIN, "spin-like", "always busy at a power that a polling kernel draws",                     \
-      "progress: tokens a second, and the wait share of collectives of every rank; the rank that " \
-      "arrives last is the cause; memory utilisation near 0 % confirms that nothing is read")      \
-    X(LOW, "low power, cause unknown", "busy, but power carries neither working nor spinning",     \
-      "memory utilisation or DRAM activity, SM clock and throttle reasons, and steps a second: "   \
-      "small batches, launch gaps and waiting look the same here")                                 \
-    X(WORKING, "working", "power that only arithmetic or memory traffic draws",                    \
-      "nothing for power; throughput against the model's limits says how well it works")           \
-    X(NO_DATA, "no data", "utilisation or power is missing",                                       \
-      "record both: nvidia-smi --query-gpu=index,utilization.gpu,power.draw,power.limit "          \
-      "--format=csv -l 1")
-
-enum verdict {
-#define X(name, word, meaning, next) VERDICT_##name,
-    VERDICTS(X)
-#undef X
-        VERDICT_COUNT
-};
-
-static const struct {
-    const char *word, *meaning, *next;
-} verdicts[] = {
-#define X(name, word, meaning, next) {word, meaning, next},
-    VERDICTS(X)
-#undef X
-};
-
 enum column { GPU, UTIL, UTIL_SHARE, MEMORY, MEMORY_SHARE, POWER, LIMIT, COLUMNS };
 
 /* How the tools call what we read. The first name of a column that a header has wins. */
@@ -84,18 +49,11 @@ static const struct {
     {LIMIT, "pmlmt"},
 };
 
-struct mean {
-    double sum, low, high;
-    int64_t count;
-};
-
 struct gpu {
     char name[64];
-    struct mean util, memory, power, limit;
-    int64_t samples;
-    double share; /* of the limit; NAN without one */
-    enum verdict verdict;
-    const char *confidence;
+    struct weft__mean limit;
+    struct weft__evidence e;
+    struct weft__judged judged;
 };
 
 struct diagnosis {
@@ -106,6 +64,7 @@ struct diagnosis {
     bool commas, entity; /* cells end at commas; the first one is two words, "GPU 0" */
     int64_t lines, broken;
     char quoted[MAX_SHOWN][120];
+    struct weft__thresholds thresholds;
 };
 
 /* ---- lines ---- */
@@ -242,14 +201,6 @@ static struct gpu *gpu_of(struct diagnosis *d, const struct cells *cells)
     return gpu;
 }
 
-static void add(struct mean *mean, double value)
-{
-    if (mean->count == 0 || value < mean->low) mean->low = value;
-    if (mean->count == 0 || value > mean->high) mean->high = value;
-    mean->sum += value;
-    mean->count++;
-}
-
 /* One sample; false: the line holds none. */
 static bool take_sample(struct diagnosis *d, const char *line, size_t len)
 {
@@ -272,11 +223,11 @@ static bool take_sample(struct diagnosis *d, const char *line, size_t len)
     if ((isnan(util) && isnan(power)) || util > 100.5) return false;
     struct gpu *gpu = gpu_of(d, &cells);
     if (gpu == NULL) return false;
-    gpu->samples++;
-    if (!isnan(util)) add(&gpu->util, util);
-    if (!isnan(memory)) add(&gpu->memory, memory);
-    if (!isnan(power)) add(&gpu->power, power);
-    if (!isnan(limit) && limit > 0) add(&gpu->limit, limit);
+    gpu->e.samples++;
+    weft__mean_add(&gpu->e.busy, util);
+    weft__mean_add(&gpu->e.memory, memory);
+    weft__mean_add(&gpu->e.power, power);
+    if (limit > 0) weft__mean_add(&gpu->limit, limit);
     return true;
 }
 
@@ -296,48 +247,12 @@ static void take_line(struct diagnosis *d, const char *line, size_t len)
     d->broken++;
 }
 
-/* ---- verdicts ---- */
-
-static double mean_of(const struct mean *mean)
-{
-    return mean->count > 0 ? mean->sum / (double)mean->count : NAN;
-}
-
-static enum verdict verdict_of(double util, double share)
-{
-    if (isnan(util) || isnan(share)) return VERDICT_NO_DATA;
-    if (util < IDLE_BELOW) return share < SPIN_BELOW ? VERDICT_IDLE : VERDICT_LOW;
-    if (share >= WORK_FROM) return VERDICT_WORKING;
-    return util >= BUSY_FROM && share < SPIN_BELOW ? VERDICT_SPIN : VERDICT_LOW;
-}
-
-/* Of the verdict's words, not of a cause: many steady samples far from a threshold are high; few,
- * or of several phases, or close to one, are low. That nothing polls memory is what makes a spin
- * sure. */
-static const char *confidence_of(const struct gpu *gpu)
-{
-    double memory = mean_of(&gpu->memory);
-    double margin = fmin(fabs(gpu->share - SPIN_BELOW), fabs(gpu->share - WORK_FROM));
-    if (gpu->verdict == VERDICT_IDLE) margin = SPIN_BELOW - gpu->share;
-    if (gpu->verdict == VERDICT_NO_DATA || gpu->samples < 3 || margin < 0.03 ||
-        gpu->util.high - gpu->util.low > 50)
-        return "low";
-    if (gpu->verdict == VERDICT_SPIN && memory > 20) return "low";
-    if (gpu->samples < 10 || margin < 0.1 || (gpu->verdict == VERDICT_SPIN && !(memory <= 5)) ||
-        gpu->verdict == VERDICT_LOW)
-        return "medium";
-    return "high";
-}
-
 static void judge(struct diagnosis *d, double limit)
 {
     for (int i = 0; i < d->gpus; i++) {
         struct gpu *gpu = &d->gpu[i];
-        double watts = limit > 0 ? limit : mean_of(&gpu->limit);
-        if (limit > 0) gpu->limit = (struct mean){.sum = limit, .count = 1};
-        gpu->share = mean_of(&gpu->power) / watts;
-        gpu->verdict = verdict_of(mean_of(&gpu->util), gpu->share);
-        gpu->confidence = confidence_of(gpu);
+        gpu->e.limit_w = limit > 0 ? limit : weft__mean_of(&gpu->limit);
+        weft__judge(&gpu->e, &d->thresholds, &gpu->judged);
     }
 }
 
@@ -353,12 +268,13 @@ static const char *cell(char out[32], double value, const char *format)
 static void print_gpu(const struct gpu *gpu)
 {
     char util[32], memory[32], power[32], limit[32], share[32];
-    (void)printf(
-        "%-14.40s %8lld %8s %8s %9s %9s %7s  %s (%s confidence)\n", gpu->name,
-        (long long)gpu->samples, cell(util, mean_of(&gpu->util), "%.1f %%"),
-        cell(memory, mean_of(&gpu->memory), "%.1f %%"), cell(power, mean_of(&gpu->power), "%.1f W"),
-        cell(limit, mean_of(&gpu->limit), "%.0f W"), cell(share, 100 * gpu->share, "%.0f %%"),
-        verdicts[gpu->verdict].word, gpu->confidence);
+    (void)printf("%-14.40s %8lld %8s %8s %9s %9s %7s  %s (%s confidence)\n", gpu->name,
+                 (long long)gpu->e.samples, cell(util, weft__mean_of(&gpu->e.busy), "%.1f %%"),
+                 cell(memory, weft__mean_of(&gpu->e.memory), "%.1f %%"),
+                 cell(power, weft__mean_of(&gpu->e.power), "%.1f W"),
+                 cell(limit, gpu->e.limit_w, "%.0f W"),
+                 cell(share, 100 * gpu->judged.share, "%.0f %%"),
+                 weft__verdict_words[gpu->judged.verdict].word, gpu->judged.confidence);
 }
 
 static void print_text(const struct diagnosis *d)
@@ -366,21 +282,22 @@ static void print_text(const struct diagnosis *d)
     (void)printf("%-14s %8s %8s %8s %9s %9s %7s  %s\n", "GPU", "samples", "busy", "memory", "power",
                  "limit", "of it", "verdict");
     for (int i = 0; i < d->gpus; i++) print_gpu(&d->gpu[i]);
-    for (int v = 0; v < VERDICT_COUNT; v++) {
+    for (int v = 0; v < WEFT__VERDICT_COUNT; v++) {
         double util = 0, share = 0;
         int count = 0;
         for (int i = 0; i < d->gpus; i++) {
-            if (d->gpu[i].verdict != (enum verdict)v) continue;
-            util += mean_of(&d->gpu[i].util);
-            share += d->gpu[i].share;
+            if (d->gpu[i].judged.verdict != (enum weft__verdict)v) continue;
+            util += weft__mean_of(&d->gpu[i].e.busy);
+            share += d->gpu[i].judged.share;
             count++;
         }
         if (count == 0) continue;
-        (void)printf("\n%d GPU%s %s", count, count == 1 ? "" : "s", verdicts[v].word);
-        if (v != VERDICT_NO_DATA)
+        (void)printf("\n%d GPU%s %s", count, count == 1 ? "" : "s", weft__verdict_words[v].word);
+        if (v != WEFT__VERDICT_NO_DATA)
             (void)printf(": %.0f %% busy at %.0f %% of the power limit", util / count,
                          100 * share / count);
-        (void)printf(": %s.\n  Measure next: %s.\n", verdicts[v].meaning, verdicts[v].next);
+        (void)printf(": %s.\n  Measure next: %s.\n", weft__verdict_words[v].meaning,
+                     weft__verdict_words[v].next);
     }
     if (d->broken > 0)
         (void)printf("\n%lld of %lld lines hold no sample", (long long)d->broken,
@@ -402,21 +319,22 @@ static int print_json(const struct diagnosis *d)
         const struct gpu *gpu = &d->gpu[i];
         (void)json_array_append_new(
             gpus,
-            json_pack(
-                "{s:s%, s:I, s:o, s:o, s:o, s:o, s:o, s:s, s:s, s:s, s:s}", "gpu",
-                weft__utf8_valid(gpu->name, strlen(gpu->name)) ? gpu->name : "?",
-                weft__utf8_valid(gpu->name, strlen(gpu->name)) ? strlen(gpu->name) : 1, "samples",
-                (json_int_t)gpu->samples, "utilization_percent", number_json(mean_of(&gpu->util)),
-                "memory_percent", number_json(mean_of(&gpu->memory)), "power_w",
-                number_json(mean_of(&gpu->power)), "power_limit_w",
-                number_json(mean_of(&gpu->limit)), "share_of_limit", number_json(gpu->share),
-                "verdict", verdicts[gpu->verdict].word, "confidence", gpu->confidence, "meaning",
-                verdicts[gpu->verdict].meaning, "measure_next", verdicts[gpu->verdict].next));
+            json_pack("{s:s%, s:I, s:o, s:o, s:o, s:o, s:o, s:s, s:s, s:s, s:s}", "gpu",
+                      weft__utf8_valid(gpu->name, strlen(gpu->name)) ? gpu->name : "?",
+                      weft__utf8_valid(gpu->name, strlen(gpu->name)) ? strlen(gpu->name) : 1,
+                      "samples", (json_int_t)gpu->e.samples, "utilization_percent",
+                      number_json(weft__mean_of(&gpu->e.busy)), "memory_percent",
+                      number_json(weft__mean_of(&gpu->e.memory)), "power_w",
+                      number_json(weft__mean_of(&gpu->e.power)), "power_limit_w",
+                      number_json(gpu->e.limit_w), "share_of_limit", number_json(gpu->judged.share),
+                      "verdict", weft__verdict_words[gpu->judged.verdict].word, "confidence",
+                      gpu->judged.confidence, "meaning",
+                      weft__verdict_words[gpu->judged.verdict].meaning, "measure_next",
+                      weft__verdict_words[gpu->judged.verdict].next));
     }
-    json_t *root = json_pack("{s:o, s:I, s:I, s:{s:f, s:f, s:f, s:f}}", "gpus", gpus, "lines",
-                             (json_int_t)d->lines, "broken_lines", (json_int_t)d->broken,
-                             "thresholds", "spin_below", SPIN_BELOW, "working_from", WORK_FROM,
-                             "busy_from_percent", BUSY_FROM, "idle_below_percent", IDLE_BELOW);
+    json_t *root = json_pack("{s:o, s:I, s:I, s:o}", "gpus", gpus, "lines", (json_int_t)d->lines,
+                             "broken_lines", (json_int_t)d->broken, "thresholds",
+                             weft__thresholds_json(&d->thresholds));
     if (root == NULL) return WEFT__EXIT_FAILED;
     (void)json_dumpf(root, stdout, JSON_INDENT(2));
     (void)putchar('\n');
@@ -457,11 +375,15 @@ int weft__bench_diagnose(int argc, char **argv)
 {
     bool json = false;
     double limit = 0;
+    const char *thresholds = NULL;
+    struct weft__profiles profiles = {0};
     int status;
     weft_error err;
     const struct weft__option options[] = {
         {WEFT__OPTION_DOUBLE, "power-limit", &limit, 1, 1e5, "W",
          "of each GPU (the file's power.limit column)"},
+        {WEFT__OPTION_STRING, "thresholds", &thresholds, 0, 0, "FILE",
+         "what `weft bench calibrate` wrote; its first entry counts"},
         {WEFT__OPTION_FLAG, "json", &json, 0, 0, NULL, "for machines"},
         {0},
     };
@@ -475,7 +397,10 @@ int weft__bench_diagnose(int argc, char **argv)
         .arguments_max = 1,
     };
     if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
-    struct diagnosis d = {.gpu = calloc(MAX_GPUS, sizeof *d.gpu)};
+    if (thresholds != NULL && weft__profiles_load(thresholds, &profiles, &err) != WEFT_OK)
+        return weft__report(line.command, &err);
+    struct diagnosis d = {.gpu = calloc(MAX_GPUS, sizeof *d.gpu),
+                          .thresholds = weft__profiles_find(&profiles, NULL)};
     if (d.gpu == NULL) {
         (void)weft__fail_oom(&err, MAX_GPUS * sizeof *d.gpu, "the GPUs of a recording");
         return weft__report(line.command, &err);

@@ -12,7 +12,7 @@
 
 #include "bench.h"
 
-enum { MAX_ACTIVE = 65536, EPOLL_BATCH = 256, ERROR_BODY = 160, PROGRESS_NS = 200000000 };
+enum { EPOLL_BATCH = 256, ERROR_BODY = 160 };
 
 struct load;
 
@@ -28,14 +28,14 @@ struct stream {
 
 struct load {
     const struct weft__bench_options *o;
-    struct weft__bench_run *run;
+    struct weft__pace pace;
     CURLM *multi;
     struct curl_slist *headers;
     int epoll, timer;
     struct stream *stream; /* [limit] */
     struct stream *free;
-    int64_t limit, made, active, next, finished, failed;
-    uint64_t begin_ns, curl_due_ns, progress_due_ns; /* UINT64_MAX: no timer */
+    int64_t limit, made;
+    uint64_t curl_due_ns; /* UINT64_MAX: no timer */
     char endpoint[2048];
 };
 
@@ -55,7 +55,8 @@ static size_t on_bytes(char *bytes, size_t size, size_t count, void *arg)
         s->request->http = (int)status;
     }
     if (s->request->http == 200)
-        weft__sse_feed(&s->sse, s->request, bytes, len, now, s->load->run->keep_text);
+        weft__sse_feed(&s->sse, s->request, bytes, len, now,
+                       s->load->pace.run->keep_text || s->request->then >= 0);
     /* After a malformed event the rest cannot be trusted: end the transfer. */
     return s->request->end == WEFT__END_BAD_EVENT ? 0 : len;
 }
@@ -120,9 +121,8 @@ static struct stream *take_stream(struct load *load)
     return s;
 }
 
-static bool start(struct load *load)
+static bool start(struct load *load, struct weft__bench_request *r)
 {
-    struct weft__bench_request *r = &load->run->request[load->next];
     struct stream *s = take_stream(load);
     if (s == NULL) return false;
     weft__sse_restart(&s->sse);
@@ -131,10 +131,7 @@ static bool start(struct load *load)
     (void)curl_easy_setopt(s->easy, CURLOPT_POSTFIELDS, r->body);
     (void)curl_easy_setopt(s->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)r->body_len);
     r->start_ns = weft__now_ns();
-    if (curl_multi_add_handle(load->multi, s->easy) != CURLM_OK) return false;
-    load->next++;
-    load->active++;
-    return true;
+    return curl_multi_add_handle(load->multi, s->easy) == CURLM_OK;
 }
 
 /* How a transfer ended that libcurl calls finished. */
@@ -181,61 +178,17 @@ static void finish(struct load *load, CURL *easy, CURLcode code)
     struct stream *s = (struct stream *)(void *)private;
     judge(s, code);
     (void)curl_multi_remove_handle(load->multi, easy);
-    load->active--;
-    load->finished++;
-    load->failed += s->request->end != WEFT__END_OK;
-    load->run->events += s->request->events;
+    weft__pace_done(&load->pace, s->request);
     s->next_free = load->free;
     load->free = s;
 }
 
 /* ---- the loop ---- */
 
-static void show_progress(struct load *load, uint64_t now)
-{
-    enum { WIDTH = 30 };
-    char bar[WIDTH + 1];
-    bool last = load->finished == load->run->count;
-    if (!load->run->progress || (now < load->progress_due_ns && !last)) return;
-    load->progress_due_ns = now + PROGRESS_NS;
-    for (int i = 0; i < WIDTH; i++)
-        bar[i] = i * load->run->count < load->finished * WIDTH ? '#' : '.';
-    bar[WIDTH] = '\0';
-    double seconds = (double)(now - load->begin_ns) / 1e9;
-    (void)fprintf(stderr, "\r[%s] %lld/%lld  %.1f s  %.1f req/s  %lld running  %lld failed ", bar,
-                  (long long)load->finished, (long long)load->run->count, seconds,
-                  seconds > 0 ? (double)load->finished / seconds : 0, (long long)load->active,
-                  (long long)load->failed);
-    if (last) (void)fputc('\n', stderr);
-}
-
-static uint64_t due_of(const struct load *load, int64_t i)
-{
-    return load->begin_ns + (load->run->only_start ? 0 : load->run->request[i].at_ns);
-}
-
-/* Sends what is due as far as there are slots; when a slot is missing, `slot_ns` is when it came.
- */
-static bool dispatch(struct load *load)
-{
-    while (load->next < load->run->count && load->active < load->limit) {
-        struct weft__bench_request *r = &load->run->request[load->next];
-        uint64_t now = weft__now_ns();
-        r->due_ns = due_of(load, load->next);
-        if (r->due_ns > now) return true;
-        if (r->slot_ns == 0) r->slot_ns = r->due_ns;
-        if (!start(load)) return false;
-    }
-    return true;
-}
-
 static void arm(struct load *load)
 {
-    uint64_t due = load->curl_due_ns;
-    if (load->next < load->run->count && load->active < load->limit &&
-        due_of(load, load->next) < due)
-        due = due_of(load, load->next);
-    if (load->run->progress && load->progress_due_ns < due) due = load->progress_due_ns;
+    uint64_t due = weft__pace_due(&load->pace);
+    if (load->curl_due_ns < due) due = load->curl_due_ns;
     struct itimerspec at = {0};
     if (due != UINT64_MAX) {
         if (due == 0) due = 1; /* zero disarms */
@@ -266,16 +219,9 @@ static void wait_and_move(struct load *load)
         load->curl_due_ns = UINT64_MAX;
         (void)curl_multi_socket_action(load->multi, CURL_SOCKET_TIMEOUT, 0, &running);
     }
-    bool full = load->active == load->limit;
     for (CURLMsg *m; (m = curl_multi_info_read(load->multi, &left)) != NULL;)
         if (m->msg == CURLMSG_DONE) finish(load, m->easy_handle, m->data.result);
-    /* Requests that were waiting for a slot have it from now on. */
-    uint64_t now = weft__now_ns();
-    int64_t slots = load->limit - load->active;
-    for (int64_t i = load->next;
-         full && i < load->run->count && slots-- > 0 && due_of(load, i) < now; i++)
-        load->run->request[i].slot_ns = now;
-    show_progress(load, now);
+    weft__pace_show(&load->pace);
 }
 
 /* ---- set-up ---- */
@@ -358,42 +304,30 @@ static void close_load(struct load *load)
     if (load->timer >= 0) (void)close(load->timer);
 }
 
-static uint64_t cpu_ns(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 weft_status weft__bench_load(const struct weft__bench_options *o, struct weft__bench_run *run,
                              weft_error *err)
 {
-    int64_t most = weft__min(run->count, MAX_ACTIVE);
     struct load load = {.o = o,
-                        .run = run,
-                        .limit = o->concurrency > 0 ? weft__min(o->concurrency, most) : most,
+                        .limit = weft__pace_limit(o, run),
                         .epoll = -1,
                         .timer = -1,
                         .curl_due_ns = UINT64_MAX};
+    struct weft__bench_request *r;
     weft_status status = open_load(&load, err);
-    if (status == WEFT_OK) {
-        uint64_t cpu = cpu_ns();
-        load.begin_ns = load.progress_due_ns = weft__now_ns();
-        while (status == WEFT_OK && load.finished < run->count) {
-            if (!dispatch(&load))
+    if (status == WEFT_OK) status = weft__pace_begin(o, run, &load.pace, err);
+    while (status == WEFT_OK && !weft__pace_over(&load.pace)) {
+        while (status == WEFT_OK && (r = weft__pace_take(&load.pace)) != NULL)
+            if (!start(&load, r))
                 status = weft__fail(err, WEFT_NO_MEMORY, "no memory for stream %lld",
                                     (long long)load.made + 1);
-            else
-                wait_and_move(&load);
-        }
-        run->duration_ns = weft__now_ns() - (run->count > 0 ? run->request[0].start_ns : 0);
-        run->cpu_ns = cpu_ns() - cpu;
+        if (status == WEFT_OK) wait_and_move(&load);
     }
+    weft__pace_end(&load.pace);
     close_load(&load);
     return status;
 }
 
-/* ---- the model's name ---- */
+/* ---- single answers ---- */
 
 static size_t append_bytes(char *bytes, size_t size, size_t count, void *arg)
 {
@@ -402,16 +336,14 @@ static size_t append_bytes(char *bytes, size_t size, size_t count, void *arg)
     return buf->failed ? 0 : size * count;
 }
 
-weft_status weft__bench_model(const struct weft__bench_options *o, char **out, weft_error *err)
+weft_status weft__bench_get(const struct weft__bench_options *o, const char *path,
+                            struct weft__buf *body, long *http, weft_error *err)
 {
-    struct weft__buf body;
     char url[2048];
-    long http = 0;
     struct load load = {.o = o};
-    weft_status status = WEFT_OK;
     CURL *easy = curl_easy_init();
-    weft__buf_init(&body, 16 << 20);
-    (void)snprintf(url, sizeof url, "%.*s/v1/models", base_length(o->url), o->url);
+    weft_status status = WEFT_OK;
+    (void)snprintf(url, sizeof url, "%.*s%s", base_length(o->url), o->url, path);
     if (easy == NULL || !make_headers(&load)) {
         status = weft__fail(err, WEFT_INVALID, "--header: K=V is wanted, or memory is out");
         goto done;
@@ -419,28 +351,39 @@ weft_status weft__bench_model(const struct weft__bench_options *o, char **out, w
     (void)curl_easy_setopt(easy, CURLOPT_URL, url);
     (void)curl_easy_setopt(easy, CURLOPT_HTTPHEADER, load.headers);
     (void)curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, append_bytes);
-    (void)curl_easy_setopt(easy, CURLOPT_WRITEDATA, &body);
+    (void)curl_easy_setopt(easy, CURLOPT_WRITEDATA, body);
     (void)curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
     (void)curl_easy_setopt(easy, CURLOPT_PROXY, "");
     (void)curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
     (void)curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, 10000L);
     CURLcode code = curl_easy_perform(easy);
-    (void)curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &http);
-    json_t *answer = body.data != NULL ? json_loadb(body.data, body.len, 0, NULL) : NULL;
-    const char *id = json_string_value(
-        json_object_get(json_array_get(json_object_get(answer, "data"), 0), "id"));
-    *out = code == CURLE_OK && http == 200 && id != NULL ? strdup(id) : NULL;
+    (void)curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, http);
     if (code != CURLE_OK)
         status = weft__fail(err, WEFT_IO, "%.200s: %s", url, curl_easy_strerror(code));
-    else if (*out == NULL)
-        status = weft__fail(err, WEFT_FORMAT,
-                            "%.200s names no model (HTTP %ld): give --model, or --header "
-                            "\"Authorization: Bearer KEY\" if a key is wanted",
-                            url, http);
-    json_decref(answer);
 done:
     curl_slist_free_all(load.headers);
     curl_easy_cleanup(easy);
+    return status;
+}
+
+weft_status weft__bench_model(const struct weft__bench_options *o, char **out, weft_error *err)
+{
+    struct weft__buf body;
+    long http = 0;
+    weft__buf_init(&body, 16 << 20);
+    weft_status status = weft__bench_get(o, "/v1/models", &body, &http, err);
+    if (status == WEFT_OK) {
+        json_t *answer = body.data != NULL ? json_loadb(body.data, body.len, 0, NULL) : NULL;
+        const char *id = json_string_value(
+            json_object_get(json_array_get(json_object_get(answer, "data"), 0), "id"));
+        *out = http == 200 && id != NULL ? strdup(id) : NULL;
+        json_decref(answer);
+        if (*out == NULL)
+            status = weft__fail(err, WEFT_FORMAT,
+                                "%.200s/v1/models names no model (HTTP %ld): give --model, or "
+                                "--header \"Authorization: Bearer KEY\" if a key is wanted",
+                                o->url, http);
+    }
     weft__buf_free(&body);
     return status;
 }

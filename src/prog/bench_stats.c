@@ -274,6 +274,7 @@ static bool measure_dispatch(const struct weft__bench_data *data, struct result 
     struct series lag = {0}, queue = {0};
     for (int64_t i = 0; i < data->count; i++) {
         const struct weft__bench_request *r = &data->request[i];
+        if (r->start_ns == 0) continue; /* not sent */
         push(&lag, ms(r->slot_ns, r->start_ns));
         push(&queue, ms(r->due_ns, r->slot_ns));
     }
@@ -350,6 +351,7 @@ static const char *backend_of(const struct weft__bench_options *o)
 {
     static const char *const names[][3] = {{"sglang-oai", "sglang-oai-chat", "sglang"},
                                            {"openai", "openai-chat", "sglang"}};
+    if (o->dir != NULL) return "weft";
     return names[o->rules][o->api];
 }
 
@@ -449,7 +451,8 @@ static void print_notes(const struct weft__bench_options *o, const struct weft__
 {
     double d = res->duration_s > 0 ? res->duration_s : 1;
     (void)printf("Peak by tokens:  %.2f tok/s (the row above counts events)\n", res->peak_tokens);
-    if (strcmp(o->dataset, "random-ids") == 0)
+    if (strcmp(o->dataset, "sharegpt") != 0 && strcmp(o->dataset, "trace") != 0 &&
+        strcmp(o->dataset, "prompts") != 0)
         (void)printf("Lengths:         %s's rule of range ratio %g: %lld tokens in, %lld out\n",
                      rule_names[o->range_rules], o->range_ratio, (long long)res->input,
                      (long long)res->output[WEFT__RULES_SGLANG]);
@@ -463,8 +466,9 @@ static void print_notes(const struct weft__bench_options *o, const struct weft__
     if (res->queue.max > 0)
         (void)printf("Waited for slot: mean %.3f, p99 %.3f, max %.3f ms, in no latency above\n",
                      res->queue.mean, res->queue.p99, res->queue.max);
-    (void)printf("Client:          %.1f %% of a core, %.0f events/s\n",
-                 (double)run->cpu_ns / 1e9 / d * 100, (double)run->events / d);
+    (void)printf("%s         %.1f %% of a core, %.0f events/s\n",
+                 o->dir != NULL ? "Process:" : "Client: ", (double)run->cpu_ns / 1e9 / d * 100,
+                 (double)run->events / d);
     if (data->broken > 0 || data->dropped > 0)
         (void)printf("Dataset:         %lld broken entries passed over, %lld of the wrong length\n",
                      (long long)data->broken, (long long)data->dropped);
@@ -677,24 +681,30 @@ static weft_status save(const char *path, const json_t *object, weft_error *err)
 weft_status weft__bench_print(const struct weft__bench_options *o,
                               const struct weft__tokenizer *tok,
                               const struct weft__bench_data *data,
-                              const struct weft__bench_run *run, weft_error *err)
+                              const struct weft__bench_run *run, const struct weft__watch *watch,
+                              json_t **out, weft_error *err)
 {
     struct result res = {0};
     weft_status status = measure(o, tok, data, run, &res, err);
     if (status == WEFT_OK) {
-        json_t *object = json_object();
+        int64_t tokens = res.output[o->rules];
+        json_t *object = json_object(), *more = weft_json(o, data, run, &res);
+        json_t *where = weft__where_json(watch, o->profiles, tokens);
         put_setup(object, o, data);
         put_totals(object, o, data, &res);
         if (o->details) put_details(object, o, data, &res);
-        (void)json_object_set_new(object, "weft", weft_json(o, data, run, &res));
+        (void)json_object_update(more, where);
+        json_decref(where);
+        (void)json_object_set_new(object, "weft", more);
         if (o->json) {
             (void)json_dumpf(object, stdout, JSON_COMPACT);
             (void)putchar('\n');
         } else {
             print_table(o, data, run, &res);
+            weft__where_print(watch, o->profiles, tokens);
         }
         if (o->output_file != NULL) status = save(o->output_file, object, err);
-        json_decref(object);
+        *out = object;
     }
     free(res.tokens);
     return status;
