@@ -25,6 +25,9 @@ typedef struct weft_engine_options {
     int64_t max_queue;   /* sequences waiting beyond those; 4096 */
     uint32_t timeout_ms; /* how long a rank without a sign of life is waited for; 30000 */
     bool quantise_activations; /* round the inputs of NVFP4 and FP8 linears as their files ask */
+    /* NULL: ranks are threads. Else each is a process, this one rank 0: see weft_engine_follow and
+     * weft_world_options. */
+    const char *rendezvous;
     bool portable;             /* plain C kernels even where faster ones run: same bits, slower */
     /* Called while loading with the share done, 0 to 1, from the thread that opens. */
     void (*on_progress)(void *ctx, double share);
@@ -35,7 +38,14 @@ typedef struct weft_engine_options {
 WEFT_API WEFT_CHECKED weft_status weft_engine_open(const char *dir,
                                                    const weft_engine_options *options,
                                                    weft_engine **out, weft_error *err);
-/* Ends running generations with WEFT_CLOSED. NULL is allowed. */
+/* Another rank, 1 to ranks - 1, of an engine whose rank 0 is another process: returns when that one
+ * has closed its engine, or with the failure. The model must be at dir here, too; of the options,
+ * ranks, rendezvous and timeout_ms count. */
+WEFT_API WEFT_CHECKED weft_status weft_engine_follow(const char *dir,
+                                                     const weft_engine_options *options, int rank,
+                                                     weft_error *err);
+/* Ends running generations with WEFT_CLOSED. A rank that hangs is left behind after five seconds,
+ * with the memory it uses. NULL is allowed. */
 WEFT_API void weft_engine_close(weft_engine *engine);
 
 typedef struct weft_message {

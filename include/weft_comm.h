@@ -176,6 +176,8 @@ typedef struct weft_gather {
     const size_t *row_bytes_of; /* [size], the same on all ranks; may hold zeros */
     const void *in;             /* [rows, own row bytes] */
     void *out;                  /* [rows, sum of row bytes], apart from in */
+    bool patient; /* this rank has nothing to do before the others come, however long that takes:
+                     only their death, close or failure ends its wait. Not on GPUs */
 } weft_gather;
 
 WEFT_API WEFT_CHECKED weft_status weft_comm_all_gather(weft_comm *comm, const weft_gather *op,

@@ -292,7 +292,8 @@ weft_status weft_comm_all_gather(weft_comm *comm, const weft_gather *op, weft_er
     static const char name[] = "all_gather";
     uint64_t begun_ns, longest;
     WEFT__TRY(start(comm, &begun_ns, err));
-    struct weft__comm_move_args args = {.rows = op->rows, .in = op->in, .out = op->out};
+    struct weft__comm_move_args args = {
+        .rows = op->rows, .in = op->in, .out = op->out, .patient = op->patient};
     if (op->rows < 0) return fail_argument(comm, name, "rows is negative", err);
     if (!gather_sizes(comm, op, &args, &longest))
         return fail_argument(comm, name, "rows * row bytes is too large", err);

@@ -177,6 +177,7 @@ struct weft__comm_move_args {
     struct weft__comm_post post; /* op: ALL_GATHER, BROADCAST or BARRIER */
     enum weft__comm_source source;
     int32_t root; /* BROADCAST */
+    bool patient; /* wait without a budget */
     uint64_t first, bytes;
     uint64_t row_bytes[WEFT_COMM_RANKS_MAX]; /* ALL_GATHER: of each member */
     uint64_t out_row_bytes;

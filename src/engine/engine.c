@@ -24,6 +24,7 @@ struct weft_engine {
     pthread_cond_t ready;
     struct weft__sched *sched;
     struct weft__ranks *ranks; /* the thread's own */
+    bool stuck;                /* a rank's thread was left behind: it may still read all this */
     enum { LOADING, RUNNING, FAILED, CLOSING } state;
     weft_error error;
     struct weft__rank_stats stats[WEFT__MAX_RANKS];
@@ -85,7 +86,7 @@ static void *engine_main(void *arg)
     const weft_error closed = {.status = WEFT_CLOSED, .text = "the engine is closing"};
     weft__sched_fail_all(e->sched, &closed);
     (void)pthread_mutex_unlock(&e->mutex);
-    weft__ranks_close(e->ranks);
+    e->stuck = !weft__ranks_close(e->ranks);
     return NULL;
 }
 
@@ -144,6 +145,7 @@ static weft_status load(struct weft_engine *e, const weft_engine_options *option
 
 static void release(struct weft_engine *e)
 {
+    if (e->stuck) return;
     weft__sched_close(e->sched);
     weft__tokenizer_free(e->tokenizer);
     weft__chat_close(e->chat);
@@ -194,6 +196,19 @@ weft_status weft_engine_open(const char *dir, const weft_engine_options *options
                                          .load_ns = weft__now_ns() - start};
     *out = e;
     return WEFT_OK;
+}
+
+weft_status weft_engine_follow(const char *dir, const weft_engine_options *options, int rank,
+                               weft_error *err)
+{
+    const struct weft__ranks_options ranks = {.size = options->ranks,
+                                              .timeout_ms = options->timeout_ms,
+                                              .rendezvous = options->rendezvous};
+    if (options->rendezvous == NULL || options->ranks > WEFT__MAX_RANKS || rank < 1 ||
+        rank >= options->ranks)
+        return weft__fail(err, WEFT_INVALID, "rank %d of %d ranks: a rendezvous and 1 to %d wanted",
+                          rank, options->ranks, options->ranks - 1);
+    return weft__ranks_follow(dir, &ranks, rank, err);
 }
 
 void weft_engine_close(weft_engine *e)

@@ -22,6 +22,7 @@ struct weft__ranks_options {
     bool pinned; /* rank r's team starts at CPU r * threads */
     bool portable;
     uint32_t timeout_ms;
+    const char *rendezvous; /* of weft_world_options; NULL: threads */
     struct weft__model_limits limits;
 };
 
@@ -38,13 +39,20 @@ struct weft__rank_stats {
 weft_status weft__ranks_open(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
                              const struct weft__ranks_options *options, struct weft__ranks **out,
                              weft_error *err);
-void weft__ranks_close(struct weft__ranks *ranks); /* NULL allowed */
+/* NULL allowed. False: a rank's thread hangs and was left behind, with all that it uses; so arch and
+ * checkpoint must stay, too. */
+bool weft__ranks_close(struct weft__ranks *ranks);
+
+/* Runs one of the other ranks in this process until rank 0 closes or all fail. Of the options only
+ * size, timeout_ms at open and rendezvous are this rank's, the rest is rank 0's. */
+weft_status weft__ranks_follow(const char *dir, const struct weft__ranks_options *options, int rank,
+                               weft_error *err);
 
 /* logits [outputs, vocab], valid until the next step. After a failure every step fails. */
 weft_status weft__ranks_step(struct weft__ranks *ranks, const struct weft__batch *batch,
                              const float **logits, weft_error *err);
 
-/* Between steps only. */
+/* Between steps only; of the other ranks, as the last step found them. */
 struct weft__rank_stats weft__ranks_stats(const struct weft__ranks *ranks, int rank);
 
 /* ---- a model directory ---- */

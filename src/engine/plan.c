@@ -94,6 +94,7 @@ static weft_status choose_ranks(const weft_engine_options *o, struct weft__ranks
     ranks->pinned = nodes > 1 && ranks->size * ranks->threads <= cpus;
     ranks->portable = o->portable;
     ranks->timeout_ms = o->timeout_ms;
+    ranks->rendezvous = o->rendezvous;
     int64_t most = weft__max((int64_t)THREADS_A_CPU * cpus, 4 * WEFT__MAX_RANKS);
     if ((int64_t)ranks->size * ranks->threads > most)
         return weft__fail(

@@ -1,21 +1,31 @@
-/* p ranks that run one batch together: one thread each, the caller being rank 0's. */
+/* p ranks that run one batch together, threads of this process or processes of their own. Rank 0
+ * is the caller's thread and tells the others what to do, through the communicator:
+ *
+ *     all_gather   rank 0's order; from the others what they have counted so far
+ *     broadcast    the batch
+ *     forward      on every rank; a rank that fails aborts, and all hear of it
+ *
+ * So there is one way for all kinds of ranks, and every wait ends as collectives end. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "engine.h"
+
+enum { LEAVE_S = 5 }; /* how long a thread may take to see that all is over */
 
 struct rank {
     struct weft__ranks *ranks;
     int index;
-    pthread_t thread; /* not of rank 0 */
+    pthread_t thread; /* of the others, when they are threads */
     bool started;
     struct weft__dev *dev;
     weft_comm *comm;
     struct weft__model *model;
+    uint8_t *packed; /* the batch as it travels; NULL when there is only one rank */
+    size_t packed_bytes;
     const float *logits;
-    weft_status status; /* of the last command */
-    weft_error error;
     struct weft__rank_stats stats;
 };
 
@@ -25,13 +35,147 @@ struct weft__ranks {
     struct weft__ranks_options options;
     const struct weft__device *device;
     weft_world *world;
-    /* A command is published by advancing `go`; each rank answers by advancing `done`. */
-    _Atomic uint32_t go, done;
-    const struct weft__batch *batch; /* NULL: leave */
-    struct rank rank[WEFT__MAX_RANKS];
+    bool broken;                       /* rank 0 has seen a failure */
+    struct rank rank[WEFT__MAX_RANKS]; /* in full those of this process; of others, stats */
 };
 
-static void rank_open(struct rank *r)
+/* ---- orders ---- */
+
+/* Sizes of the batch; no tokens: leave. */
+struct order {
+    int32_t tokens, seqs, outputs;
+    int64_t pages; /* of all sequences together */
+};
+
+union note {
+    struct order order;            /* rank 0's */
+    struct weft__rank_stats stats; /* the others' */
+};
+
+/* A batch in one piece of memory. */
+struct packed {
+    int64_t *slot;
+    struct weft__seq *seq; /* its pages follow in the order of the sequences */
+    int32_t *token, *position, *output, *pages;
+    size_t bytes;
+};
+
+/* base NULL: for the size alone. */
+static struct packed lay_out(uint8_t *base, const struct order *order)
+{
+    size_t tokens = (size_t)order->tokens, at = 0;
+    struct packed p;
+#define PART(member, count)                               \
+    p.member = base != NULL ? (void *)(base + at) : NULL; \
+    at += (size_t)(count) * sizeof *p.member
+    PART(slot, tokens);
+    PART(seq, order->seqs);
+    PART(token, tokens);
+    PART(position, tokens);
+    PART(output, order->outputs);
+    PART(pages, order->pages);
+#undef PART
+    p.bytes = at;
+    return p;
+}
+
+static int64_t pages_of(const struct weft__seq *seq)
+{
+    return weft__ceil_div(seq->kv_len, WEFT__PAGE);
+}
+
+static struct order order_of(const struct weft__batch *batch)
+{
+    struct order order = {batch->tokens, batch->seqs, batch->outputs, 0};
+    for (int i = 0; i < batch->seqs; i++) order.pages += pages_of(&batch->seq[i]);
+    return order;
+}
+
+static void pack(const struct weft__batch *batch, const struct order *order, uint8_t *memory)
+{
+    struct packed p = lay_out(memory, order);
+    size_t tokens = (size_t)batch->tokens;
+    memcpy(p.slot, batch->slot, tokens * sizeof *p.slot);
+    memcpy(p.seq, batch->seq, (size_t)batch->seqs * sizeof *p.seq);
+    memcpy(p.token, batch->token, tokens * sizeof *p.token);
+    memcpy(p.position, batch->position, tokens * sizeof *p.position);
+    memcpy(p.output, batch->output, (size_t)batch->outputs * sizeof *p.output);
+    for (int i = 0; i < batch->seqs; i++) {
+        size_t pages = (size_t)pages_of(&batch->seq[i]);
+        memcpy(p.pages, batch->seq[i].pages, pages * sizeof *p.pages);
+        p.pages += pages;
+    }
+}
+
+static struct weft__batch unpack(const struct order *order, uint8_t *memory)
+{
+    struct packed p = lay_out(memory, order);
+    for (int i = 0; i < order->seqs; i++) {
+        p.seq[i].pages = p.pages;
+        p.pages += pages_of(&p.seq[i]);
+    }
+    return (struct weft__batch){.tokens = order->tokens,
+                                .seqs = order->seqs,
+                                .outputs = order->outputs,
+                                .token = p.token,
+                                .position = p.position,
+                                .slot = p.slot,
+                                .seq = p.seq,
+                                .output = p.output};
+}
+
+/* Rank 0 gives its order, the others get it, as long as that may take. */
+static weft_status exchange_notes(struct rank *r, struct order *order, weft_error *err)
+{
+    struct weft__ranks *all = r->ranks;
+    union note mine, notes[WEFT__MAX_RANKS];
+    memset(&mine, 0, sizeof mine);
+    if (r->index == 0)
+        mine.order = *order;
+    else
+        mine.stats = r->stats;
+    const weft_gather gather = {
+        .rows = 1, .row_bytes = sizeof mine, .in = &mine, .out = notes, .patient = r->index > 0};
+    WEFT__TRY(weft_comm_all_gather(r->comm, &gather, err));
+    *order = notes[0].order;
+    if (r->index > 0) return WEFT_OK;
+    for (int other = 1; other < all->options.size; other++) {
+        all->rank[other].stats = notes[other].stats;
+        all->rank[other].stats.device = r->stats.device; /* a pointer of that process */
+    }
+    return WEFT_OK;
+}
+
+/* batch: rank 0's; the others' is then in r->packed. */
+static weft_status send_batch(struct rank *r, const struct order *order,
+                              const struct weft__batch *batch, weft_error *err)
+{
+    const weft_broadcast broadcast = {.bytes = lay_out(NULL, order).bytes, .data = r->packed};
+    if (broadcast.bytes > r->packed_bytes)
+        return weft__fail(err, WEFT_INTERNAL, "rank %d: a batch of %zu bytes, %zu are possible",
+                          r->index, broadcast.bytes, r->packed_bytes);
+    if (r->index == 0) pack(batch, order, r->packed);
+    return weft_comm_broadcast(r->comm, &broadcast, err);
+}
+
+/* ---- one rank ---- */
+
+/* Room for the largest batch; pages of it exist once they are touched. */
+static weft_status make_room(struct rank *r, weft_error *err)
+{
+    const struct weft__model_limits *limits = &r->ranks->options.limits;
+    const struct order largest = {.tokens = (int32_t)limits->tokens,
+                                  .seqs = (int32_t)limits->tokens,
+                                  .outputs = (int32_t)limits->outputs,
+                                  .pages =
+                                      limits->tokens * weft__ceil_div(limits->context, WEFT__PAGE)};
+    if (r->ranks->options.size == 1) return WEFT_OK;
+    r->packed_bytes = lay_out(NULL, &largest).bytes;
+    r->packed = calloc(1, r->packed_bytes);
+    return r->packed != NULL ? WEFT_OK : weft__fail_oom(err, r->packed_bytes, "a batch");
+}
+
+static weft_status rank_load(struct rank *r, weft_error *err)
 {
     struct weft__ranks *all = r->ranks;
     const struct weft__dev_options options = {
@@ -39,15 +183,35 @@ static void rank_open(struct rank *r)
         .first_cpu = all->options.pinned ? r->index * all->options.threads : -1,
         .portable = all->options.portable,
     };
-    r->status = all->device->core->open(&options, &r->dev, &r->error);
-    /* A rank that failed still joins, so that the others hear of it rather than time out. */
-    weft_status joined =
-        weft_comm_open(all->world, r->index, &r->comm, r->status == WEFT_OK ? &r->error : NULL);
-    if (r->status == WEFT_OK) r->status = joined;
-    if (r->status == WEFT_OK)
-        r->status = weft__model_open(all->arch, all->checkpoint, all->device, r->dev, r->comm,
-                                     &all->options.limits, &r->model, &r->error);
-    if (r->status != WEFT_OK && r->comm != NULL) weft_comm_abort(r->comm, r->error.text);
+    WEFT__TRY(all->device->core->open(&options, &r->dev, err));
+    WEFT__TRY(make_room(r, err));
+    return weft__model_open(all->arch, all->checkpoint, all->device, r->dev, r->comm,
+                            &all->options.limits, &r->model, err);
+}
+
+/* Rank 0's options hold for all. */
+static weft_status take_options(struct rank *r, weft_error *err)
+{
+    struct weft__ranks_options options = r->ranks->options;
+    const weft_broadcast broadcast = {.bytes = sizeof options, .data = &options};
+    WEFT__TRY(weft_comm_broadcast(r->comm, &broadcast, err));
+    options.rendezvous = r->ranks->options.rendezvous; /* a pointer of that process */
+    if (r->ranks->options.rendezvous != NULL) r->ranks->options = options;
+    return WEFT_OK;
+}
+
+/* Returns when all ranks have loaded, which may take long, or one has failed. */
+static weft_status rank_open(struct rank *r, weft_error *err)
+{
+    WEFT__TRY(weft_comm_open(r->ranks->world, r->index, &r->comm, err));
+    weft_status status = take_options(r, err);
+    if (status == WEFT_OK) status = rank_load(r, err);
+    if (status != WEFT_OK) {
+        weft_comm_abort(r->comm, err->text);
+        return status;
+    }
+    const weft_gather all_ready = {.rows = 1, .patient = true};
+    return weft_comm_all_gather(r->comm, &all_ready, err);
 }
 
 static uint64_t sampled_rows(const struct weft__batch *batch)
@@ -58,22 +222,41 @@ static uint64_t sampled_rows(const struct weft__batch *batch)
     return rows;
 }
 
-static void rank_step(struct rank *r, const struct weft__batch *batch)
+static weft_status rank_step(struct rank *r, const struct weft__batch *batch, weft_error *err)
 {
+    weft_comm_stats before, after;
     uint64_t start = weft__now_ns();
-    r->status = weft__model_forward(r->model, batch, &r->logits, &r->error);
-    if (r->status != WEFT_OK) weft_comm_abort(r->comm, r->error.text);
-    weft_comm_stats comm;
-    weft_comm_get_stats(r->comm, &comm);
-    uint64_t busy = weft__now_ns() - start, moved = comm.total_ns - r->stats.collective_ns;
+    weft_comm_get_stats(r->comm, &before);
+    weft_status status = weft__model_forward(r->model, batch, &r->logits, err);
+    if (status != WEFT_OK) weft_comm_abort(r->comm, err->text);
+    weft_comm_get_stats(r->comm, &after);
+    uint64_t busy = weft__now_ns() - start, moved = after.total_ns - before.total_ns;
     uint64_t compute = busy > moved ? busy - moved : 0;
     uint64_t decode = compute * sampled_rows(batch) / (uint64_t)batch->tokens;
     r->stats.steps++;
     r->stats.busy_ns += busy;
     r->stats.decode_ns += decode;
     r->stats.prefill_ns += compute - decode;
-    r->stats.collective_ns = comm.total_ns;
-    r->stats.wait_ns = comm.wait_ns;
+    r->stats.collective_ns += moved;
+    r->stats.wait_ns += after.wait_ns - before.wait_ns;
+    return status;
+}
+
+/* What every rank but 0 does until rank 0 says leave. */
+static weft_status rank_obey(struct rank *r, weft_error *err)
+{
+    for (;;) {
+        struct order order;
+        WEFT__TRY(exchange_notes(r, &order, err));
+        if (order.tokens == 0) return WEFT_OK;
+        weft_status status = send_batch(r, &order, NULL, err);
+        if (status != WEFT_OK) {
+            weft_comm_abort(r->comm, err->text);
+            return status;
+        }
+        const struct weft__batch batch = unpack(&order, r->packed);
+        WEFT__TRY(rank_step(r, &batch, err));
+    }
 }
 
 static void rank_close(struct rank *r)
@@ -81,67 +264,29 @@ static void rank_close(struct rank *r)
     weft__model_close(r->model);
     weft_comm_close(r->comm);
     if (r->dev != NULL) r->ranks->device->core->close(r->dev);
+    free(r->packed);
 }
 
-static void answer(struct weft__ranks *all)
+static weft_status rank_run(struct rank *r, weft_error *err)
 {
-    /* Release: pairs with the acquire in wait_answers, so that rank 0 sees what the rank wrote. */
-    atomic_fetch_add_explicit(&all->done, 1, memory_order_release);
-    weft__wake_all(&all->done);
+    weft_status status = rank_open(r, err);
+    if (status == WEFT_OK) status = rank_obey(r, err);
+    rank_close(r);
+    return status;
 }
 
 static void *rank_main(void *arg)
 {
-    struct rank *r = arg;
-    struct weft__ranks *all = r->ranks;
-    uint32_t seen = 0;
-    rank_open(r);
-    answer(all);
-    for (;;) {
-        /* Acquire: pairs with the release in command. */
-        uint32_t go = weft__wait_change(&all->go, seen, UINT64_MAX);
-        if (go == seen) continue;
-        seen = go;
-        if (all->batch == NULL) break;
-        rank_step(r, all->batch);
-        answer(all);
-    }
-    rank_close(r);
+    weft_error err; /* rank 0 hears of it through the communicator */
+    (void)rank_run(arg, &err);
     return NULL;
 }
 
-static void command(struct weft__ranks *all, const struct weft__batch *batch)
-{
-    all->batch = batch;
-    atomic_store_explicit(&all->done, 0, memory_order_relaxed);
-    atomic_fetch_add_explicit(&all->go, 1, memory_order_release);
-    weft__wake_all(&all->go);
-}
+/* ---- all of them ---- */
 
-/* Bounded by the collectives' own deadlines: a rank that is stuck in one fails there. */
-static void wait_answers(struct weft__ranks *all, uint32_t count)
-{
-    uint32_t done = atomic_load_explicit(&all->done, memory_order_acquire);
-    while (done < count) done = weft__wait_change(&all->done, done, UINT64_MAX);
-}
-
-/* The failure that caused the others: one that is not about a peer, if there is one. */
-static weft_status verdict(const struct weft__ranks *all, weft_error *err)
-{
-    const struct rank *worst = NULL;
-    for (int i = 0; i < all->options.size; i++) {
-        const struct rank *r = &all->rank[i];
-        if (r->status == WEFT_OK) continue;
-        if (worst == NULL || (worst->status == WEFT_PEER && r->status != WEFT_PEER)) worst = r;
-    }
-    if (worst == NULL) return WEFT_OK;
-    if (err != NULL) *err = worst->error;
-    return worst->status;
-}
-
-weft_status weft__ranks_open(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
-                             const struct weft__ranks_options *options, struct weft__ranks **out,
-                             weft_error *err)
+static weft_status ranks_create(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
+                                const struct weft__ranks_options *options, struct weft__ranks **out,
+                                weft_error *err)
 {
     struct weft__ranks *all = calloc(1, sizeof *all);
     if (all == NULL) return weft__fail_oom(err, sizeof *all, "the ranks");
@@ -149,60 +294,126 @@ weft_status weft__ranks_open(const struct weft__arch *arch, struct weft__checkpo
     all->checkpoint = checkpoint;
     all->options = *options;
     all->device = &weft__cpu;
+    for (int i = 0; i < options->size; i++)
+        all->rank[i] =
+            (struct rank){.ranks = all, .index = i, .stats.device = all->device->core->name};
     const size_t message = (size_t)options->limits.tokens * (size_t)arch->hidden * sizeof(float);
     const weft_world_options world = {
         .size = options->size,
         .timeout_ms = options->timeout_ms,
         .message_bytes = (size_t)weft__max((int64_t)message, WEFT_COMM_MESSAGE_MIN),
         .heap_bytes = 1u << 16,
+        .rendezvous = options->rendezvous,
     };
     weft_status status = weft_world_create(&world, &all->world, err);
-    if (status != WEFT_OK) {
+    if (status == WEFT_OK)
+        *out = all;
+    else
         free(all);
-        return status;
-    }
-    uint32_t started = 0;
-    for (int i = 0; i < options->size; i++)
-        all->rank[i] =
-            (struct rank){.ranks = all, .index = i, .stats.device = all->device->core->name};
-    for (int i = 1; i < options->size; i++) {
+    return status;
+}
+
+static weft_status start_threads(struct weft__ranks *all, weft_error *err)
+{
+    for (int i = 1; i < all->options.size; i++) {
         struct rank *r = &all->rank[i];
         r->started = pthread_create(&r->thread, NULL, rank_main, r) == 0;
-        if (r->started)
-            started++;
-        else
-            r->status = weft__fail(&r->error, WEFT_NO_MEMORY, "rank %d: no thread for it", i);
+        if (!r->started) return weft__fail(err, WEFT_NO_MEMORY, "rank %d: no thread for it", i);
     }
-    rank_open(&all->rank[0]);
-    wait_answers(all, started);
-    status = verdict(all, err);
-    if (status != WEFT_OK) {
-        weft__ranks_close(all);
-        return status;
-    }
-    *out = all;
     return WEFT_OK;
 }
 
-void weft__ranks_close(struct weft__ranks *all)
+/* Waits a while for the threads. False: one is still at work, or stuck, outside of collectives. */
+static bool join_threads(struct weft__ranks *all)
 {
-    if (all == NULL) return;
-    command(all, NULL);
-    for (int i = 1; i < all->options.size; i++)
-        if (all->rank[i].started) (void)pthread_join(all->rank[i].thread, NULL);
-    rank_close(&all->rank[0]);
+    struct timespec until;
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LEAVE_S;
+    bool joined = true;
+    for (int i = 1; i < all->options.size; i++) {
+        struct rank *r = &all->rank[i];
+        if (r->started && pthread_timedjoin_np(r->thread, NULL, &until) == 0) r->started = false;
+        joined = joined && !r->started;
+    }
+    return joined;
+}
+
+static void ranks_free(struct weft__ranks *all)
+{
     weft_world_destroy(all->world);
     free(all);
+}
+
+weft_status weft__ranks_open(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
+                             const struct weft__ranks_options *options, struct weft__ranks **out,
+                             weft_error *err)
+{
+    struct weft__ranks *all;
+    weft_error why = {0};
+    weft_status status = ranks_create(arch, checkpoint, options, &all, err);
+    if (status != WEFT_OK) return status;
+    if (options->rendezvous == NULL) status = start_threads(all, &why);
+    if (status == WEFT_OK) status = rank_open(&all->rank[0], &why);
+    if (status == WEFT_OK) {
+        *out = all;
+        return WEFT_OK;
+    }
+    if (err != NULL) *err = why;
+    rank_close(&all->rank[0]);
+    while (!join_threads(all)) continue; /* they load from what the caller is going to close */
+    ranks_free(all);
+    return status;
+}
+
+weft_status weft__ranks_follow(const char *dir, const struct weft__ranks_options *options, int rank,
+                               weft_error *err)
+{
+    struct weft__arena arena = {0};
+    struct weft__arch arch;
+    struct weft__checkpoint *checkpoint = NULL;
+    struct weft__ranks *all = NULL;
+    weft_status status = weft__arch_load(dir, &arena, &arch, err);
+    if (status == WEFT_OK) status = weft__checkpoint_open(dir, &checkpoint, err);
+    if (status == WEFT_OK) status = ranks_create(&arch, checkpoint, options, &all, err);
+    if (status == WEFT_OK) {
+        status = rank_run(&all->rank[rank], err);
+        ranks_free(all);
+    }
+    weft__checkpoint_close(checkpoint);
+    weft__arena_free(&arena);
+    return status;
+}
+
+bool weft__ranks_close(struct weft__ranks *all)
+{
+    if (all == NULL) return true;
+    struct order leave = {0};
+    if (!all->broken && all->options.size > 1)
+        (void)exchange_notes(&all->rank[0], &leave, NULL); /* or they notice that rank 0 closes */
+    rank_close(&all->rank[0]);
+    if (!join_threads(all)) return false;
+    ranks_free(all);
+    return true;
 }
 
 weft_status weft__ranks_step(struct weft__ranks *all, const struct weft__batch *batch,
                              const float **logits, weft_error *err)
 {
-    command(all, batch);
-    rank_step(&all->rank[0], batch);
-    wait_answers(all, (uint32_t)all->options.size - 1);
-    weft_status status = verdict(all, err);
-    if (status == WEFT_OK) *logits = all->rank[0].logits;
+    struct rank *r = &all->rank[0];
+    weft_error why;
+    weft_status status = WEFT_OK;
+    if (all->options.size > 1) {
+        struct order order = order_of(batch);
+        status = exchange_notes(r, &order, &why);
+        if (status == WEFT_OK) status = send_batch(r, &order, batch, &why);
+    }
+    if (status == WEFT_OK) status = rank_step(r, batch, &why);
+    if (status == WEFT_OK) {
+        *logits = r->logits;
+    } else {
+        all->broken = true;
+        if (err != NULL) *err = why;
+    }
     return status;
 }
 

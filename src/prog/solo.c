@@ -44,7 +44,7 @@ weft_status weft__solo_start(struct weft__solo *solo, const weft_engine_options 
 
 void weft__solo_close(struct weft__solo *solo)
 {
-    weft__ranks_close(solo->ranks);
+    if (!weft__ranks_close(solo->ranks)) return; /* a thread that hangs may still read the rest */
     weft__checkpoint_close(solo->checkpoint);
     weft__arena_free(&solo->arena);
     *solo = (struct weft__solo){0};

@@ -108,7 +108,7 @@ static void run(const struct fixture *f, const struct variant *v, struct result 
         logits = run_step(f, ranks, PROMPT + i, 1, true, v->company);
         memcpy(out->logits[1 + i], logits, bytes);
     }
-    weft__ranks_close(ranks);
+    assert_true(weft__ranks_close(ranks));
 }
 
 static void open_fixture(struct fixture *f, const char *dir)

@@ -14,7 +14,9 @@
 #include "dev/comm_args.h"
 
 enum {
-    SLICE_NS = 10 * 1000 * 1000, /* a sleeping rank looks around this often */
+    SLICE_NS = 10 * 1000 * 1000, /* a sleeping rank looks around this often, */
+    PATIENT_NS = 10 * SLICE_NS,  /* and this often when it may sleep for long */
+    STOPPED_NS = 100 * SLICE_NS, /* a slice that took so much longer did not let it look */
     FOLD_TILE = 4096,            /* elements folded at once, to stay in the first cache */
     SPINS_MIN = 64,              /* tries before a rank sleeps: some microseconds, */
     SPINS_MAX = 1024,            /* and some ten */
@@ -30,6 +32,7 @@ struct weft__comm_kernels {
     struct weft__comm_post post;           /* of the operation that runs */
     const uint8_t *input[WEFT__MAX_RANKS]; /* of each member, valid after meet() */
     bool peers_hold;                       /* some input has to be released */
+    bool patient;                          /* the operation that runs waits without a budget */
     float row[WEFT_COMM_HIDDEN_MAX];
     uint8_t scales[WEFT_COMM_HIDDEN_MAX / 16];
 };
@@ -186,14 +189,18 @@ static bool sleep_for(struct weft__comm_kernels *k, int member, enum weft__comm_
             fail(k, WEFT__FAULT_ENDED, dead, phase, now - start, NULL);
             break;
         }
-        if (budget_spent(link, &watch, world_rank, now)) {
+        if (!k->patient && budget_spent(link, &watch, world_rank, now)) {
             bool circle = atomic_load_explicit(&link->world[watch.culprit]->waiting,
                                                memory_order_acquire) != 0;
             fail(k, circle ? WEFT__FAULT_DEADLOCK : WEFT__FAULT_TIMEOUT, watch.culprit, phase,
                  now - start, NULL);
             break;
         }
-        (void)weft__wait_sleep(&peer->progress, progress, now + SLICE_NS);
+        uint64_t until = now + (k->patient ? PATIENT_NS : SLICE_NS);
+        (void)weft__wait_sleep(&peer->progress, progress, until);
+        /* This process was stopped, and perhaps the others with it: that time does not count. */
+        uint64_t woken = weft__now_ns();
+        if (woken > until + STOPPED_NS) watch.since += woken - until;
     }
     atomic_fetch_sub(&peer->sleepers, 1);
     atomic_store_explicit(&k->self->waiting, 0, memory_order_release);
@@ -278,13 +285,14 @@ static bool meet_all(struct weft__comm_kernels *k)
 /* Starts the next epoch. Its buffers are free: they were last used two epochs ago, and in the epoch
  * between we met every peer, each of which had finished with the one before. So every operation has
  * to meet every peer, a broadcast, too. */
-static void begin(struct weft__comm_kernels *k, const struct weft__comm_post *post)
+static void begin(struct weft__comm_kernels *k, const struct weft__comm_post *post, bool patient)
 {
     uint32_t beat = atomic_load_explicit(&k->self->heartbeat, memory_order_relaxed);
     atomic_store_explicit(&k->self->heartbeat, beat + 1, memory_order_relaxed);
     k->epoch = k->channel->epoch + 1;
     k->post = *post;
     k->peers_hold = false;
+    k->patient = patient;
 }
 
 /* Ends the epoch. An input in the caller's own memory is held until all peers have read it. */
@@ -476,7 +484,7 @@ static void reduce_rows(struct weft__comm_kernels *k, const struct weft__comm_re
 static void reduce(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args)
 {
     unsigned mode = enter_float_mode();
-    begin(k, &args->post);
+    begin(k, &args->post, false);
     if (args->source == WEFT__SOURCE_STAGE) stage_rows(k, args);
     publish_input(k, args->source, args->op.x,
                   bytes_of(args->op.dtype, args->first * args->op.hidden));
@@ -546,7 +554,7 @@ static void broadcast(struct weft__comm_kernels *k, const struct weft__comm_move
 
 static void move(struct weft__comm_kernels *k, const struct weft__comm_move_args *args)
 {
-    begin(k, &args->post);
+    begin(k, &args->post, args->patient);
     if (args->post.op == WEFT__ALL_GATHER) {
         all_gather(k, args);
     } else if (args->post.op == WEFT__BROADCAST) {
