@@ -24,11 +24,11 @@ typedef struct weft_engine_options {
     int64_t max_running; /* sequences at once; 64 */
     int64_t max_queue;   /* sequences waiting beyond those; 4096 */
     uint32_t timeout_ms; /* how long a rank without a sign of life is waited for; 30000 */
-    bool quantise_activations; /* round the inputs of NVFP4 and FP8 linears as their files ask */
+    weft_activations activations;
     /* NULL: ranks are threads. Else each is a process, this one rank 0: see weft_engine_follow and
      * weft_world_options. */
     const char *rendezvous;
-    bool portable;             /* plain C kernels even where faster ones run: same bits, slower */
+    bool portable; /* plain C kernels even where faster ones run: same bits, slower */
     /* Called while loading with the share done, 0 to 1, from the thread that opens. */
     void (*on_progress)(void *ctx, double share);
     void *ctx;

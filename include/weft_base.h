@@ -85,7 +85,14 @@ extern "C" {
 
 WEFT_API const char *weft_version(void);
 WEFT_API const char *weft_status_name(weft_status status); /* never NULL */
-WEFT_API const char *weft_dtype_name(weft_dtype dtype);    /* never NULL */
+/* Inputs of quantised linears. */
+typedef enum weft_activations {
+    WEFT_ACTIVATIONS_F32,       /* as they are */
+    WEFT_ACTIVATIONS_QUANTISED, /* rounded as the checkpoint asks */
+    WEFT_ACTIVATIONS_INT8,      /* of NVFP4 linears: rounded to INT8, blocks of 16; faster */
+} weft_activations;
+
+WEFT_API const char *weft_dtype_name(weft_dtype dtype); /* never NULL */
 
 #ifdef __cplusplus
 }

@@ -28,6 +28,7 @@ struct weft__dev; /* one rank's device and stream */
 /* What operations are made for; the loader refuses models beyond it. */
 enum {
     WEFT__PAGE = 16,            /* tokens a KV page holds; attention folds keys page by page */
+    WEFT__LINEARS_MAX = 3,      /* linear: q, k and v */
     WEFT__EXPERTS_MAX = 1024,   /* route, moe_plan, linear_experts */
     WEFT__INDEX_TOP_MAX = 4096, /* top of index_select */
 };
@@ -96,12 +97,13 @@ struct weft__op_embed {
     float *y; /* [tokens, hidden] */
 };
 
-struct weft__op_linear { /* y = x W^T + bias; no columns: y = bias or 0 */
-    const struct weft__matrix *w;
+struct weft__op_linear {             /* y = x W^T + bias; no columns: y = bias or 0 */
+    const struct weft__matrix *w;    /* [count] of equal columns: their results lie side by side */
+    int64_t count;                   /* at most WEFT__LINEARS_MAX */
     const float *x;                  /* [tokens, w->cols] */
-    const struct weft__int8 *x_int8; /* NULL, or what round_int8 made: x is then not read */
+    const struct weft__int8 *x_int8; /* NULL, or what round_int8 made of x, for what is NVFP4 */
     int64_t x_stride, tokens;
-    float *y; /* [tokens, w->rows] */
+    float *y; /* [tokens, rows of all] */
     int64_t y_stride;
 };
 

@@ -76,6 +76,7 @@ static weft_status check_options(const weft_engine_options *o, weft_error *err)
         {"chunk", o->chunk, WEFT__CHUNK_MAX},
         {"max_running", o->max_running, most},
         {"max_queue", o->max_queue, most},
+        {"activations", (int64_t)o->activations, WEFT_ACTIVATIONS_INT8},
     };
     for (size_t i = 0; i < WEFT__COUNT(all); i++)
         if (all[i].value < 0 || all[i].value > all[i].max)
@@ -177,7 +178,7 @@ weft_status weft__plan_make(const struct weft__arch *arch, struct weft__checkpoi
     plan.ranks.limits =
         (struct weft__model_limits){.tokens = chunk,
                                     .outputs = chunk,
-                                    .quantise_activations = o->quantise_activations,
+                                    .activations = o->activations,
                                     .context = o->context > 0 ? o->context : arch->context};
     measure(arch, checkpoint, &plan, &page_bytes);
     WEFT__TRY(size_pool(o, &plan, page_bytes, err));

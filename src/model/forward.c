@@ -5,23 +5,57 @@
 #define RUN(m, name, ...) \
     (m)->device->model->name((m)->dev, &(const struct weft__op_##name){__VA_ARGS__})
 
-/* x [rows, w->cols] as w's file wants its inputs: itself, or a rounded copy. */
-static const float *input_of(struct weft__model *m, const struct weft__matrix *w, const float *x,
-                             int64_t rows)
+struct rows { /* of an input */
+    const float *x;
+    int64_t stride, count;
+};
+
+struct input { /* as an operation takes it */
+    const float *x;
+    const struct weft__int8 *x_int8;
+    int64_t stride;
+};
+
+/* The input of `count` linears as the options want it: itself, or a rounded copy. */
+static struct input input_of(struct weft__model *m, const struct weft__matrix *w, int64_t count,
+                             struct rows in)
 {
-    if (!m->limits.quantise_activations || w->activations == WEFT__ACTIVATIONS_F32) return x;
-    RUN(m, quantise_activations, .x = x, .x_stride = w->cols, .rows = rows, .width = w->cols,
-        .kind = w->activations, .input_scale = w->input_scale, .first_column = w->block_col,
-        .y = m->work.quantised, .y_stride = w->cols);
-    return m->work.quantised;
+    struct input out = {.x = in.x, .stride = in.stride};
+    bool nvfp4 = false;
+    for (int64_t i = 0; i < count; i++) nvfp4 = nvfp4 || w[i].dtype == WEFT_F4_E2M1;
+    if (m->limits.activations == WEFT_ACTIVATIONS_INT8 && nvfp4) {
+        RUN(m, round_int8, .x = in.x, .x_stride = in.stride, .rows = in.count, .width = w->cols,
+            .y = m->work.int8);
+        out.x_int8 = m->work.int8;
+    }
+    if (m->limits.activations == WEFT_ACTIVATIONS_QUANTISED &&
+        w->activations != WEFT__ACTIVATIONS_F32) {
+        RUN(m, quantise_activations, .x = in.x, .x_stride = in.stride, .rows = in.count,
+            .width = w->cols, .kind = w->activations, .input_scale = w->input_scale,
+            .first_column = w->block_col, .y = m->work.quantised, .y_stride = w->cols);
+        out = (struct input){.x = m->work.quantised, .stride = w->cols};
+    }
+    return out;
+}
+
+/* `count` linears of one input, results side by side. Those quantised as their files ask may
+ * differ in how. */
+static void linears(struct weft__model *m, const struct weft__matrix *w, int64_t count,
+                    struct rows in, float *y)
+{
+    int64_t width = 0, step = m->limits.activations == WEFT_ACTIVATIONS_QUANTISED ? 1 : count;
+    for (int64_t i = 0; i < count; i++) width += w[i].rows;
+    for (int64_t i = 0; i < count; y += w[i].rows, i += step) {
+        struct input x = input_of(m, &w[i], step, in);
+        RUN(m, linear, .w = &w[i], .count = step, .x = x.x, .x_int8 = x.x_int8,
+            .x_stride = x.stride, .tokens = in.count, .y = y, .y_stride = width);
+    }
 }
 
 static void linear(struct weft__model *m, const struct weft__matrix *w, const float *x,
                    int64_t tokens, float *y)
 {
-    x = input_of(m, w, x, tokens);
-    RUN(m, linear, .w = w, .x = x, .x_stride = w->cols, .tokens = tokens, .y = y,
-        .y_stride = w->rows);
+    linears(m, w, 1, (struct rows){x, w->cols, tokens}, y);
 }
 
 static void rms_norm(struct weft__model *m, const float *x, int64_t stride, int64_t tokens,
@@ -50,23 +84,21 @@ static void attention_gqa(struct weft__model *m, int64_t layer, const struct wef
     const struct weft__cache *cache = &m->cache[layer];
     struct weft__work *w = &m->work;
     int64_t t = batch->tokens, h = m->shard.heads.count, g = m->shard.kv_heads.count;
-    int64_t hd = a->head_dim, row = g * hd;
+    int64_t hd = a->head_dim, row = g * hd, all = h * hd + 2 * row;
+    float *k = w->q + h * hd, *v = k + row;
 
-    linear(m, &l->q, w->hidden, t, w->q);
-    linear(m, &l->k, w->hidden, t, w->k);
-    linear(m, &l->v, w->hidden, t, w->v);
+    linears(m, &l->q, 3, (struct rows){w->hidden, a->hidden, t}, w->q);
     if (a->qk_norm) {
-        rms_norm(m, w->q, h * hd, t, h, hd, l->q_norm, a->norm_eps, w->q);
-        rms_norm(m, w->k, row, t, g, hd, l->k_norm, a->norm_eps, w->k);
+        rms_norm(m, w->q, all, t, h, hd, l->q_norm, a->norm_eps, w->q);
+        rms_norm(m, k, all, t, g, hd, l->k_norm, a->norm_eps, k);
     }
-    rope(m, w->q, h * hd, hd, t, h, a->rope.interleaved);
-    rope(m, w->k, row, hd, t, g, a->rope.interleaved);
-    RUN(m, kv_store, .x = w->k, .x_stride = row, .tokens = t, .width = row, .slot = batch->slot,
+    rope(m, w->q, all, hd, t, h + g, a->rope.interleaved); /* queries and keys */
+    RUN(m, kv_store, .x = k, .x_stride = all, .tokens = t, .width = row, .slot = batch->slot,
         .cache = cache->k, .row = row);
-    RUN(m, kv_store, .x = w->v, .x_stride = row, .tokens = t, .width = row, .slot = batch->slot,
+    RUN(m, kv_store, .x = v, .x_stride = all, .tokens = t, .width = row, .slot = batch->slot,
         .cache = cache->v, .row = row);
     RUN(m, attention, .seq = batch->seq, .seqs = batch->seqs, .heads = h, .key_dim = hd,
-        .value_dim = hd, .kv_head = m->kv_head, .q = w->q, .q_stride = h * hd, .k = cache->k,
+        .value_dim = hd, .kv_head = m->kv_head, .q = w->q, .q_stride = all, .k = cache->k,
         .k_stride = row, .k_head_stride = hd, .v = cache->v, .v_stride = row, .v_head_stride = hd,
         .scale = a->attention_scale, .window = a->window, .y = w->heads, .y_stride = h * hd);
     linear(m, &l->o, w->heads, t, partial);
@@ -232,11 +264,11 @@ static void mlp(struct weft__model *m, const struct weft__mlp_weights *mlp_weigh
 {
     struct weft__work *w = &m->work;
     int64_t width = mlp_weights->gate.rows;
-    linear(m, &mlp_weights->gate, w->hidden, tokens, w->gate);
-    linear(m, &mlp_weights->up, w->hidden, tokens, w->up);
-    RUN(m, silu_mul, .gate = w->gate, .up = w->up, .x_stride = width, .rows = tokens,
-        .width = width, .y = w->gate, .y_stride = width);
-    linear(m, &mlp_weights->down, w->gate, tokens, y);
+    linears(m, &mlp_weights->gate, 2, (struct rows){w->hidden, m->arch->hidden, tokens},
+            w->gate_up);
+    RUN(m, silu_mul, .gate = w->gate_up, .up = w->gate_up + width, .x_stride = 2 * width,
+        .rows = tokens, .width = width, .y = w->gate_up, .y_stride = 2 * width);
+    linears(m, &mlp_weights->down, 1, (struct rows){w->gate_up, 2 * width, tokens}, y);
 }
 
 static void experts(struct weft__model *m, const struct weft__layer *l, int64_t tokens)
@@ -252,16 +284,20 @@ static void experts(struct weft__model *m, const struct weft__layer *l, int64_t 
         .scale = a->router_scale, .expert = w->expert, .weight = w->expert_weight);
     RUN(m, moe_plan, .expert = w->expert, .tokens = tokens, .top = a->experts_top,
         .experts = a->experts, .offset = w->expert_offset, .x_row = w->x_row, .slot = w->slot);
-    const float *x = input_of(m, l->expert_gate, w->hidden, tokens);
+    struct input x =
+        input_of(m, l->expert_gate, 2 * a->experts, (struct rows){w->hidden, a->hidden, tokens});
     RUN(m, linear_experts, .w = l->expert_gate, .offset = w->expert_offset, .experts = a->experts,
-        .x = x, .x_stride = a->hidden, .x_row = w->x_row, .y = w->expert_gate, .y_stride = width);
+        .x = x.x, .x_int8 = x.x_int8, .x_stride = x.stride, .x_row = w->x_row, .y = w->expert_gate,
+        .y_stride = width);
     RUN(m, linear_experts, .w = l->expert_up, .offset = w->expert_offset, .experts = a->experts,
-        .x = x, .x_stride = a->hidden, .x_row = w->x_row, .y = w->expert_up, .y_stride = width);
+        .x = x.x, .x_int8 = x.x_int8, .x_stride = x.stride, .x_row = w->x_row, .y = w->expert_up,
+        .y_stride = width);
     RUN(m, silu_mul, .gate = w->expert_gate, .up = w->expert_up, .x_stride = width, .rows = pairs,
         .width = width, .y = w->expert_gate, .y_stride = width);
-    x = input_of(m, l->expert_down, w->expert_gate, pairs);
+    x = input_of(m, l->expert_down, a->experts, (struct rows){w->expert_gate, width, pairs});
     RUN(m, linear_experts, .w = l->expert_down, .offset = w->expert_offset, .experts = a->experts,
-        .x = x, .x_stride = width, .y = w->expert_out, .y_stride = a->hidden);
+        .x = x.x, .x_int8 = x.x_int8, .x_stride = x.stride, .y = w->expert_out,
+        .y_stride = a->hidden);
 }
 
 /* ---- the two fused collectives ---- */

@@ -34,9 +34,7 @@ static void carve_attention(struct carver *c, const struct weft__arch *a,
 {
     int64_t t = limits->tokens, h = shard->heads.count, g = shard->kv_heads.count;
     if (!a->mla) {
-        work->q = floats(c, t * h * a->head_dim);
-        work->k = floats(c, t * g * a->head_dim);
-        work->v = floats(c, t * g * a->head_dim);
+        work->q = floats(c, t * (h + 2 * g) * a->head_dim);
         work->heads = floats(c, t * h * a->head_dim);
         return;
     }
@@ -68,8 +66,7 @@ static void carve_mlp(struct carver *c, const struct weft__arch *a, const struct
                       const struct weft__model_limits *limits, struct weft__work *work)
 {
     int64_t t = limits->tokens, columns = max_columns(a, shard);
-    work->gate = floats(c, t * columns);
-    work->up = floats(c, t * columns);
+    work->gate_up = floats(c, 2 * t * columns);
     if (a->experts == 0) return;
     int64_t pairs = t * a->experts_top;
     int64_t own = weft__shard_range(a->expert_intermediate, 16, 0, shard->size).count;
@@ -85,14 +82,15 @@ static void carve_mlp(struct carver *c, const struct weft__arch *a, const struct
     work->x_row = ints(c, pairs);
 }
 
-/* Elements of the widest input of a linear. */
+/* The widest input of a linear, in pieces of `unit` columns. */
 static int64_t widest_input(const struct weft__arch *a, const struct weft__shard *shard,
-                            const struct weft__model_limits *limits)
+                            const struct weft__model_limits *limits, int64_t unit)
 {
     int64_t own = weft__shard_range(a->expert_intermediate, 16, 0, shard->size).count;
     int64_t width = weft__max(weft__max(a->hidden, a->q_lora), max_columns(a, shard));
     width = weft__max(width, shard->heads.count * (a->mla ? a->value_dim : a->head_dim));
-    return limits->tokens * weft__max(width, own * a->experts_top);
+    return limits->tokens *
+           weft__max(weft__ceil_div(width, unit), weft__ceil_div(own, unit) * a->experts_top);
 }
 
 /* Attention, feed-forward and output never live at once: their parts overlap. */
@@ -106,7 +104,11 @@ static size_t carve_work(char *base, const struct weft__arch *a, const struct we
     work->cosine = floats(&c, t * a->rope.dim / 2);
     work->sine = floats(&c, t * a->rope.dim / 2);
     work->logits = floats(&c, limits->outputs * a->vocab);
-    if (limits->quantise_activations) work->quantised = floats(&c, widest_input(a, shard, limits));
+    if (limits->activations == WEFT_ACTIVATIONS_QUANTISED)
+        work->quantised = floats(&c, widest_input(a, shard, limits, 1));
+    if (limits->activations == WEFT_ACTIVATIONS_INT8)
+        work->int8 =
+            carve(&c, widest_input(a, shard, limits, WEFT__INT8_COLUMNS), sizeof *work->int8);
     if (a->index_top > 0) { /* read again by the shared layers that follow */
         work->selected = ints(&c, t * weft__min(a->index_top, limits->context));
         work->selected_count = ints(&c, t);

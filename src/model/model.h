@@ -100,12 +100,12 @@ struct weft__shard {
 /* ---- weights of one rank; slices of the mapping, or small F32 vectors in the arena ---- */
 
 struct weft__mlp_weights {
-    struct weft__matrix gate, up, down; /* [I', H], [I', H], [H, I'] */
+    struct weft__matrix gate, up, down; /* [I', H], [I', H], [H, I']; gate and up run as one */
 };
 
 struct weft__layer {
     const float *input_norm, *post_norm;      /* [H] */
-    struct weft__matrix q, k, v, o;           /* not MLA; o also MLA */
+    struct weft__matrix q, k, v, o;           /* not MLA: q, k and v run as one; o also MLA */
     const float *q_norm, *k_norm;             /* [head_dim], or NULL */
     struct weft__matrix q_a, q_b, kv_a, kv_b; /* MLA; without q_lora q_b is q_proj */
     const float *q_a_norm, *kv_a_norm;
@@ -147,11 +147,11 @@ bool weft__tensor_used(const struct weft__arch *arch, const struct weft__tensor 
 struct weft__model; /* weights, KV cache, work space of one rank */
 
 struct weft__model_limits {
-    int64_t tokens;            /* rows of a batch, at most */
-    int64_t outputs;           /* rows with logits, at most */
-    int64_t pages;             /* KV pages */
-    int64_t context;           /* keys of a sequence, at most */
-    bool quantise_activations; /* round the inputs of quantised linears as their files ask */
+    int64_t tokens;  /* rows of a batch, at most */
+    int64_t outputs; /* rows with logits, at most */
+    int64_t pages;   /* KV pages */
+    int64_t context; /* keys of a sequence, at most */
+    weft_activations activations;
 };
 
 struct weft__model_bytes { /* of one rank */

@@ -14,9 +14,9 @@ struct weft__work {
     float *residual, *hidden; /* [T, H] */
     float *cosine, *sine;     /* [T, rope.dim / 2] */
     float *quantised;         /* the widest input of a linear, when activations are quantised */
+    struct weft__int8 *int8;  /* the same, when they are INT8 */
     /* attention */
-    float *q;                 /* [T, h, key] */
-    float *k, *v;             /* [T, g, head_dim] */
+    float *q;                 /* MLA: [T, h, key]; else [T, h + 2 g, head_dim]: q, k and v */
     float *heads;             /* [T, h, value] */
     float *q_latent, *latent; /* [T, q_lora]; [T, kv_lora + rope] */
     float *q_absorbed, *z;    /* [T, h, kv_lora + rope]; [T, h, kv_lora] */
@@ -25,7 +25,7 @@ struct weft__work {
     float *index_q, *index_k, *index_weight; /* [T, ih, id]; [T, id]; [T, ih] */
     int32_t *selected, *selected_count;      /* [T, top]; [T] */
     /* feed-forward */
-    float *gate, *up;                            /* [T, I'] */
+    float *gate_up;                              /* [T, 2, I'] */
     float *shared;                               /* [T, H] */
     float *expert_gate, *expert_up, *expert_out; /* [T top, Im']; [T top, H] */
     float *router, *expert_weight;               /* [T, E]; [T, top] */

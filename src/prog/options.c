@@ -206,7 +206,7 @@ weft_engine_options weft__engine_options_of(const struct weft__engine_flags *fla
         .kv_tokens = flags->kv_tokens,
         .chunk = flags->chunk,
         .timeout_ms = (uint32_t)(flags->timeout_s * 1000),
-        .quantise_activations = flags->activations == 1,
+        .activations = (weft_activations)flags->activations,
         .portable = flags->portable,
     };
     if (isatty(STDERR_FILENO)) {

@@ -60,7 +60,7 @@ bool weft__command_line_parse(struct weft__command_line *line, int argc, char **
 /* The engine's options, shared by every command that runs a model. */
 struct weft__engine_flags {
     int64_t ranks, threads, context, kv_tokens, chunk, timeout_s;
-    int64_t activations; /* 1: quantised */
+    int64_t activations; /* weft_activations */
     bool portable, verbose;
 };
 #define WEFT__ENGINE_FLAGS(f)                                                                       \
@@ -99,7 +99,7 @@ struct weft__engine_flags {
          &(f)->activations,                                                                         \
          0,                                                                                         \
          0,                                                                                         \
-         "f32|quantised",                                                                           \
+         "f32|quantised|int8",                                                                      \
          "inputs of NVFP4 and FP8 weights (f32)"},                                                  \
         {WEFT__OPTION_FLAG, "verbose", &(f)->verbose, 0, 0, NULL, "-v: say which rank holds what"}, \
     {                                                                                               \

@@ -140,7 +140,7 @@ static void bench_product(weft_dtype dtype, bool int8, int64_t rows, int64_t col
     float *y = calloc((size_t)(tokens * rows), sizeof *y);
     for (int64_t i = 0; i < tokens * cols; i++) x[i] = (float)(i % 7) - 3;
     c.op = (struct weft__op_linear){
-        .x = x, .x_stride = cols, .tokens = tokens, .y = y, .y_stride = rows};
+        .count = 1, .x = x, .x_stride = cols, .tokens = tokens, .y = y, .y_stride = rows};
     struct weft__int8 *codes = NULL;
     if (int8) {
         codes = aligned_alloc(64, (size_t)(tokens * weft__ceil_div(cols, WEFT__INT8_COLUMNS)) *
@@ -329,7 +329,7 @@ static void bench_dispatch(void)
                              .row_bytes = sizeof x,
                              .scale_global = 1};
     struct weft__op_linear op = {
-        .w = &m, .x = x, .x_stride = 256, .tokens = 1, .y = y, .y_stride = 256};
+        .w = &m, .count = 1, .x = x, .x_stride = 256, .tokens = 1, .y = y, .y_stride = 256};
     printf("linear F32 256x256 in cache: %.2f us\n", best_seconds(run_small, &op) * 1e6);
 }
 

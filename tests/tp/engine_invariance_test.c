@@ -15,6 +15,7 @@ enum { PROMPT = 40, GENERATED = 6, OTHER = 23, PAGES = 16, VOCAB_MAX = 4096 };
 
 struct fixture {
     const char *dir;
+    weft_activations activations;
     struct weft__arena arena;
     struct weft__arch arch;
     struct weft__checkpoint *checkpoint;
@@ -88,12 +89,15 @@ static const float *run_step(const struct fixture *f, struct weft__ranks *ranks,
 
 static void run(const struct fixture *f, const struct variant *v, struct result *out)
 {
-    const struct weft__ranks_options options = {
-        .size = v->size,
-        .threads = v->threads,
-        .portable = v->portable,
-        .timeout_ms = 60000,
-        .limits = {.tokens = 2 * PROMPT, .outputs = 1, .pages = PAGES, .context = 128}};
+    const struct weft__ranks_options options = {.size = v->size,
+                                                .threads = v->threads,
+                                                .portable = v->portable,
+                                                .timeout_ms = 60000,
+                                                .limits = {.tokens = 2 * PROMPT,
+                                                           .outputs = 1,
+                                                           .pages = PAGES,
+                                                           .context = 128,
+                                                           .activations = f->activations}};
     struct weft__ranks *ranks;
     weft_error err;
     if (weft__ranks_open(&f->arch, f->checkpoint, &options, &ranks, &err) != WEFT_OK)
@@ -111,10 +115,10 @@ static void run(const struct fixture *f, const struct variant *v, struct result 
     assert_true(weft__ranks_close(ranks));
 }
 
-static void open_fixture(struct fixture *f, const char *dir)
+static void open_fixture(struct fixture *f, const char *dir, weft_activations activations)
 {
     weft_error err;
-    *f = (struct fixture){.dir = dir};
+    *f = (struct fixture){.dir = dir, .activations = activations};
     if (weft__arch_load(dir, &f->arena, &f->arch, &err) != WEFT_OK ||
         weft__checkpoint_open(dir, &f->checkpoint, &err) != WEFT_OK)
         fail_msg("%s", err.text);
@@ -149,7 +153,7 @@ static void compare(const struct fixture *f, const struct variant *v, const stru
     }
 }
 
-static void check_model(const char *dir)
+static void check_model(const char *dir, weft_activations activations)
 {
     static struct result base, got;
     static const struct variant whole = {1, 1, false, PROMPT, false};
@@ -161,7 +165,7 @@ static void check_model(const char *dir)
     static const struct variant same_tokens[] = {{2, 1, false, 7, true}, {5, 1, false, 40, false}};
     static const struct variant two_again = {2, 2, false, PROMPT, false};
     struct fixture f;
-    open_fixture(&f, dir);
+    open_fixture(&f, dir, activations);
     run(&f, &whole, &base);
     for (size_t i = 0; i < WEFT__COUNT(same_bits); i++) {
         run(&f, &same_bits[i], &got);
@@ -178,11 +182,11 @@ static void check_model(const char *dir)
     close_fixture(&f);
 }
 
-#define MODEL(name)                                                 \
-    static void name(void **state)                                  \
-    {                                                               \
-        (void)state;                                                \
-        check_model(WEFT_SOURCE_DIR "/tests/golden/models/" #name); \
+#define MODEL(name)                                                                       \
+    static void name(void **state)                                                        \
+    {                                                                                     \
+        (void)state;                                                                      \
+        check_model(WEFT_SOURCE_DIR "/tests/golden/models/" #name, WEFT_ACTIVATIONS_F32); \
     }
 MODEL(llama)
 MODEL(qwen3)
@@ -194,7 +198,16 @@ MODEL(deepseek_v3)
 static void atlas(void **state)
 {
     (void)state;
-    check_model(WEFT_SOURCE_DIR "/models/atlas");
+    check_model(WEFT_SOURCE_DIR "/models/atlas", WEFT_ACTIVATIONS_F32);
+}
+
+/* Every kind of linear that takes INT8 inputs: alone, several of one input, experts. */
+static void int8(void **state)
+{
+    (void)state;
+    check_model(WEFT_SOURCE_DIR "/tests/golden/models/nvfp4-ct", WEFT_ACTIVATIONS_INT8);
+    check_model(WEFT_SOURCE_DIR "/tests/golden/models/nvfp4-mla", WEFT_ACTIVATIONS_INT8);
+    check_model(WEFT_SOURCE_DIR "/tests/golden/models/qwen3_moe-mixed", WEFT_ACTIVATIONS_INT8);
 }
 
 int main(void)
@@ -202,7 +215,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(llama),    cmocka_unit_test(qwen3),       cmocka_unit_test(qwen3_moe),
         cmocka_unit_test(glm4_moe), cmocka_unit_test(glm_moe_dsa), cmocka_unit_test(deepseek_v3),
-        cmocka_unit_test(atlas),
+        cmocka_unit_test(atlas),    cmocka_unit_test(int8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -40,8 +40,12 @@ static void check_linear(struct case_kind kind, int64_t rows, int64_t cols, int6
     struct case_matrix w = case_matrix(kind, rows, cols, bias);
     int64_t x_stride = cols + rand() % 3, y_stride = rows + rand() % 3;
     float *x = case_floats(tokens * x_stride);
-    struct weft__op_linear op = {
-        .w = &w.m, .x = x, .x_stride = x_stride, .tokens = tokens, .y_stride = y_stride};
+    struct weft__op_linear op = {.w = &w.m,
+                                 .count = 1,
+                                 .x = x,
+                                 .x_stride = x_stride,
+                                 .tokens = tokens,
+                                 .y_stride = y_stride};
     struct case_out y = case_run(run_linear, &op, case_shape(tokens, 1, rows, y_stride, 0), NULL);
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t r = 0; r < rows; r++)
@@ -76,6 +80,43 @@ static void linear_without_rows_columns_tokens(void **state)
     }
 }
 
+/* Several matrices of one input, of kinds and heights of their own. */
+static void linears_lie_side_by_side(void **state)
+{
+    (void)state;
+    enum { COLS = 80 };
+    const int64_t heights[][3] = {{150, 37, 37}, {1, 0, 5}, {0, 0, 3}, {64, 8, 0}, {0, 0, 0}};
+    for (size_t i = 0; i < WEFT__COUNT(heights); i++)
+        for (int64_t tokens = 1; tokens <= 53; tokens += 13) {
+            struct weft__matrix w[3];
+            struct case_matrix of[3];
+            int64_t first[3], rows = 0;
+            for (int k = 0; k < 3; k++) {
+                of[k] = case_matrix(kinds[(i + 3 * (size_t)k) % WEFT__COUNT(kinds)], heights[i][k],
+                                    COLS, k == 1);
+                w[k] = of[k].m;
+                first[k] = rows;
+                rows += w[k].rows;
+            }
+            float *x = case_floats(tokens * COLS);
+            struct weft__op_linear op = {.w = w,
+                                         .count = 3,
+                                         .x = x,
+                                         .x_stride = COLS,
+                                         .tokens = tokens,
+                                         .y_stride = rows + 1};
+            struct case_out y =
+                case_run(run_linear, &op, case_shape(tokens, 1, rows, rows + 1, 0), NULL);
+            for (int64_t t = 0; t < tokens; t++)
+                for (int k = 0; k < 3; k++)
+                    for (int64_t r = 0; r < w[k].rows; r++)
+                        check_product(&of[k], r, x + t * COLS, case_at(&y, t, 0, first[k] + r));
+            case_free(&y);
+            free(x);
+            for (int k = 0; k < 3; k++) case_matrix_free(&of[k]);
+        }
+}
+
 /* A row's bits alone, and among any number of others. */
 static void linear_rows_do_not_see_the_batch(void **state)
 {
@@ -85,7 +126,8 @@ static void linear_rows_do_not_see_the_batch(void **state)
         struct case_matrix w = case_matrix(kinds[k], ROWS, COLS, false);
         float *x = case_floats(TOKENS * COLS), *alone = malloc(TOKENS * ROWS * sizeof(float));
         float *batch = malloc(TOKENS * ROWS * sizeof(float));
-        struct weft__op_linear op = {.w = &w.m, .x_stride = COLS, .y_stride = ROWS, .tokens = 1};
+        struct weft__op_linear op = {
+            .w = &w.m, .count = 1, .x_stride = COLS, .y_stride = ROWS, .tokens = 1};
         for (int t = 0; t < TOKENS; t++) {
             op.x = x + t * COLS;
             op.y = alone + t * ROWS;
@@ -115,8 +157,13 @@ static void linear_passes_nan_and_infinity(void **state)
             struct case_matrix w = case_matrix(kinds[k], 5, 45, false);
             float *x = case_floats(tokens * 45), y[4 * 5];
             for (int t = 0; t < tokens; t++) x[t * 45 + 44 - 11 * t] = infinite(t);
-            struct weft__op_linear op = {
-                .w = &w.m, .x = x, .x_stride = 45, .tokens = tokens, .y = y, .y_stride = 5};
+            struct weft__op_linear op = {.w = &w.m,
+                                         .count = 1,
+                                         .x = x,
+                                         .x_stride = 45,
+                                         .tokens = tokens,
+                                         .y = y,
+                                         .y_stride = 5};
             for (int d = 0; d < CASE_DEVICES; d++) {
                 weft__cpu.model->linear(case_dev[d], &op);
                 for (int64_t i = 0; i < tokens * 5; i++) {
@@ -177,7 +224,7 @@ static void check_int8(int64_t rows, int64_t cols, int64_t tokens, bool bias, co
     for (int d = 0; d < CASE_DEVICES; d++) {
         struct weft__int8 *codes = round_rows(case_dev[d], x, tokens, cols);
         struct weft__op_linear op = {
-            .w = &w.m, .x_int8 = codes, .tokens = tokens, .y = got, .y_stride = rows};
+            .w = &w.m, .count = 1, .x_int8 = codes, .tokens = tokens, .y = got, .y_stride = rows};
         weft__cpu.model->linear(case_dev[d], &op);
         for (int64_t i = 0; i < tokens * rows; i++) {
             int64_t row = i % rows;
@@ -470,6 +517,7 @@ int main(void)
         cmocka_unit_test(linear_without_rows_columns_tokens),
         cmocka_unit_test(linear_rows_do_not_see_the_batch),
         cmocka_unit_test(linear_passes_nan_and_infinity),
+        cmocka_unit_test(linears_lie_side_by_side),
         cmocka_unit_test(int8_follows_the_order),
         cmocka_unit_test(int8_blocks_at_the_edges),
         cmocka_unit_test(every_code_decodes),

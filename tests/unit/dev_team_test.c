@@ -101,7 +101,7 @@ static void *rank_main(void *arg)
                              .row_bytes = COLS * sizeof(float),
                              .scale_global = 1};
     struct weft__op_linear op = {
-        .w = &m, .x = x, .x_stride = COLS, .tokens = 1, .y = y, .y_stride = ROWS};
+        .w = &m, .count = 1, .x = x, .x_stride = COLS, .tokens = 1, .y = y, .y_stride = ROWS};
     rank->wrong = 0;
     for (int i = 0; i < rank->rounds; i++) {
         memset(y, 0xff, ROWS * sizeof(float));

@@ -34,8 +34,7 @@ static void check(const struct weft__matrix *w)
 static const struct weft__int8_chunk *int8_from(const struct weft__int8 *x,
                                                 const struct weft__matrix *w, int64_t row)
 {
-    if (x == NULL) return NULL;
-    assert(w->dtype == WEFT_F4_E2M1);
+    if (x == NULL || w->dtype != WEFT_F4_E2M1) return NULL;
     return (const struct weft__int8_chunk *)(const void *)(x +
                                                            row * weft__ceil_div(
                                                                      w->cols, WEFT__INT8_COLUMNS));
@@ -45,40 +44,53 @@ static const struct weft__int8_chunk *int8_from(const struct weft__int8 *x,
 
 struct linear_job {
     const struct weft__op_linear *op;
-    int64_t rows, tokens; /* of a unit */
-    int64_t row_units;
+    int64_t rows, tokens;                 /* of a unit */
+    int64_t end[WEFT__LINEARS_MAX];       /* of each matrix's units for the same tokens */
+    int64_t first_row[WEFT__LINEARS_MAX]; /* of each matrix in y */
 };
 
 static void linear_unit(struct weft__dev *dev, const void *arg, int64_t unit, int thread)
 {
     const struct linear_job *job = arg;
     const struct weft__op_linear *op = job->op;
-    int64_t row = unit % job->row_units * job->rows, token = unit / job->row_units * job->tokens;
+    int64_t row_units = job->end[op->count - 1], at = unit % row_units, i = 0;
+    while (at >= job->end[i]) i++;
+    const struct weft__matrix *w = &op->w[i];
+    int64_t row = (at - (i > 0 ? job->end[i - 1] : 0)) * job->rows;
+    int64_t token = unit / row_units * job->tokens;
     dev->kernels->product(
         dev,
-        &(struct weft__product){.w = op->w,
+        &(struct weft__product){.w = w,
                                 .row = row,
-                                .rows = weft__min(job->rows, op->w->rows - row),
+                                .rows = weft__min(job->rows, w->rows - row),
                                 .x = op->x + token * op->x_stride,
-                                .x_int8 = int8_from(op->x_int8, op->w, token),
+                                .x_int8 = int8_from(op->x_int8, w, token),
                                 .x_stride = op->x_stride,
                                 .tokens = weft__min(job->tokens, op->tokens - token),
-                                .y = op->y + token * op->y_stride + row,
+                                .y = op->y + token * op->y_stride + job->first_row[i] + row,
                                 .y_stride = op->y_stride},
         &dev->scratch[thread]);
 }
 
 void weft__cpu_linear(struct weft__dev *dev, const struct weft__op_linear *op)
 {
-    const struct weft__matrix *w = op->w;
-    check(w);
-    if (op->tokens == 0 || w->rows == 0) return;
+    assert(op->count >= 1 && op->count <= WEFT__LINEARS_MAX);
+    struct linear_job job = {.op = op};
+    int64_t rows = 0, row_units = 0;
+    for (int64_t i = 0; i < op->count; i++) {
+        check(&op->w[i]);
+        assert(op->w[i].cols == op->w->cols);
+        job.first_row[i] = rows;
+        rows += op->w[i].rows;
+    }
+    if (op->tokens == 0 || rows == 0) return;
     int64_t token_units = weft__ceil_div(op->tokens, WEFT__TILE_TOKENS);
-    struct linear_job job = {.op = op, .tokens = weft__ceil_div(op->tokens, token_units)};
+    job.tokens = weft__ceil_div(op->tokens, token_units);
     token_units = weft__ceil_div(op->tokens, job.tokens);
-    job.rows = unit_rows(dev, w->rows, w->cols * job.tokens, token_units);
-    job.row_units = weft__ceil_div(w->rows, job.rows);
-    weft__team_run(dev, job.row_units * token_units, linear_unit, &job);
+    job.rows = unit_rows(dev, rows, op->w->cols * job.tokens, token_units);
+    for (int64_t i = 0; i < op->count; i++)
+        job.end[i] = row_units += weft__ceil_div(op->w[i].rows, job.rows);
+    weft__team_run(dev, row_units * token_units, linear_unit, &job);
 }
 
 /* ---- linear_heads ---- */
