@@ -3,7 +3,7 @@
 # Sets WEFT_KERNEL_IMAGES to the sources that define `weft__cuda_images`, an array of
 # { const char *name; const void *start, *end; } with one entry a .cu file, in alphabetical order,
 # and a last entry whose name is NULL. Without nvcc it has that last entry alone.
-set(WEFT_CUDA_REAL 80 86 89 90a 100f 120f)
+set(WEFT_CUDA_REAL 80 86 89 90a 100f 120f CACHE STRING "Targets of the CUDA kernels")
 set(WEFT_CUDA_PTX 80) # for what comes later: plain PTX, conversions in software
 
 # The numbers promise on the device: as -ffp-contract=off and no fast math on the host.

@@ -47,7 +47,7 @@ typedef enum weft_algorithm {
 
 /* How bytes travel between GPUs. A path that does not work here is refused at open. */
 typedef enum weft_path {
-    WEFT_PATH_AUTO, /* the first of these that works */
+    WEFT_PATH_AUTO, /* what was measured to be fastest at open, by operation and size */
     WEFT_PATH_PUSH, /* stores to the peer's memory */
     WEFT_PATH_PULL, /* loads from the peer's memory */
     WEFT_PATH_HOST, /* through pinned host memory; works without peer access */
@@ -227,6 +227,20 @@ typedef struct weft_comm_failure {
 
 /* False while nothing has failed. */
 WEFT_API bool weft_comm_failed(const weft_comm *comm, weft_comm_failure *out);
+
+/* A way that was measured when GPU ranks opened. */
+typedef struct weft_comm_way {
+    const char *op; /* "allreduce" (with norm), "reduce_scatter", "all_gather", "broadcast" */
+    size_t bytes;   /* of a rank's input */
+    weft_path path;
+    const char *form; /* in which data travels: "packed", "dense", "plain" (docs/CUDA.md) */
+    weft_algorithm algorithm;
+    float us;    /* an operation, on the slowest rank */
+    bool chosen; /* what operations of about this size do */
+} weft_comm_way;
+
+/* The plan: writes at most max ways, returns how many there are. 0 between CPU ranks. */
+WEFT_API int weft_comm_plan(const weft_comm *comm, weft_comm_way *out, int max);
 
 typedef struct weft_comm_stats {
     uint64_t operations;

@@ -2,7 +2,8 @@
  *
  * A row is cut into groups of 256 elements, a warp's 32 lanes times 8; the warps of a cluster of
  * blocks share the groups of a row, and the clusters of the grid share the rows. A rank of p moves,
- * with n bytes of input (packed data takes twice the bytes of plain data):
+ * with n bytes of input (packed data takes twice the bytes of plain data, dense
+ * data a third more):
  *     one-shot   reads n, writes n to each slot, reads p * n from slots
  *     two-shot   the same with n / p to each owner; then the owner's sums, again n / p to each
  *     afterwards reads the residual, writes residual_out, y, codes, scales
@@ -109,6 +110,8 @@ struct place {
     int first, step;       /* the cluster's rows: first, first + step, ... */
     bool alive;            /* false after a failure: go on without waiting or storing */
     uint64_t arrival;      /* first block: the word that a peer has sent */
+    uint32_t ticket;       /* first thread of a block */
+    uint32_t *stage;       /* shared memory of this warp, for dense data */
 };
 
 __device__ static inline bool in_row(const place &at, int group)
@@ -144,132 +147,223 @@ template <class T> __device__ void form(const place &at, int t, int group, uint3
     pack<T>(sum, words);
 }
 
-/* ---- exchange of eight elements ---- */
+/* ---- exchange of a group: a warp sends and receives it as vectors of 16 bytes ---- */
 
-/* Where vector 0 of a thread's packed words is; the next are 512 bytes on, so that a warp's access
- * is one line after the other. A half slot is smaller than 4 GiB. */
-template <class T> __device__ uint64_t packed_offset(const place &at, int t, int group)
+/* plain: the thread's eight elements; packed: two of its words, each with the epoch; dense: three
+ * words of the group, whoever's, and the epoch. */
+enum form { plain, packed, dense };
+
+template <class T, enum form FORM>
+struct wire {
+    enum {
+        WORDS = 32 * T::WORDS, /* of a group */
+        VECTORS = FORM == plain    ? WORDS / 4
+                  : FORM == packed ? WORDS / 2
+                                   : (WORDS + 2) / 3,
+        EACH = (VECTORS + 31) / 32,                        /* at most, of a thread */
+        PITCH = (VECTORS + 1) / 2 * 32,                    /* bytes from one group to the next */
+        STAGED = FORM == dense ? (3 * VECTORS + 3) / 4 : 0 /* vectors of shared memory */
+    };
+    static_assert(T::BATCH * STAGED * 16 <= WEFT__CUDA_STAGE_BYTES, "room of a warp");
+};
+
+/* Where vector j of a thread is, or NULL when the thread has no such vector. A warp's access is one
+ * line after the other. A half slot is smaller than 4 GiB. */
+template <class T, enum form FORM>
+__device__ char *vector_at(const place &at, uint64_t slot, int t, int group, int j)
 {
-    uint32_t vector = (uint32_t)(t * at.groups + group) * (T::WORDS / 2) * 32 + (uint32_t)at.lane;
-    return at.a->link.packed_at + vector * 16;
+    const struct weft__cuda_link *link = &at.a->link;
+    char *half = half_of(at.call, slot);
+    if (FORM == plain) {
+        uint32_t chunk = (uint32_t)(t * at.chunks + group * 32 + at.lane);
+        return in_row(at, group) ? half + link->plain_at + chunk * (T::WORDS * 4) + 16 * j : NULL;
+    }
+    using W = wire<T, FORM>;
+    uint32_t base = (uint32_t)(t * at.groups + group) * W::PITCH;
+    int v = at.lane + 32 * j;
+    return v < W::VECTORS ? half + link->packed_at + base + 16 * v : NULL;
 }
 
-template <class T> __device__ uint64_t plain_offset(const place &at, int t, int group)
+/* Words 3v .. 3v + 2 of a group, in shared memory. */
+__device__ static inline uint32_t *three_of(const place &at, int j)
 {
-    return at.a->link.plain_at + (uint32_t)(t * at.chunks + group * 32 + at.lane) * (T::WORDS * 4);
+    return at.stage + 3 * (at.lane + 32 * j);
+}
+
+template <class T, enum form FORM>
+__device__ void wrap(const place &at, const uint32_t *words, uint4 *out)
+{
+    using W = wire<T, FORM>;
+    uint32_t epoch = at.call.epoch;
+    if (FORM == dense) {
+#pragma unroll
+        for (int i = 0; i < T::WORDS / 4; i++)
+            ((uint4 *)at.stage)[at.lane * (T::WORDS / 4) + i] = *(const uint4 *)(words + 4 * i);
+        __syncwarp();
+    }
+#pragma unroll
+    for (int j = 0; j < W::EACH; j++) {
+        const uint32_t *three = three_of(at, j);
+        if (FORM == plain)
+            out[j] = *(const uint4 *)(words + 4 * j);
+        else if (FORM == packed)
+            out[j] = make_uint4(words[2 * j], epoch, words[2 * j + 1], epoch);
+        else if (at.lane + 32 * j < W::VECTORS)
+            out[j] = make_uint4(three[0], three[1], three[2], epoch);
+    }
+    if (FORM == dense) __syncwarp();
+}
+
+/* The thread's words of COUNT sources, of which `there` are. */
+template <class T, enum form FORM, int COUNT>
+__device__ void unwrap(place &at, int there, uint4 (*in)[wire<T, FORM>::EACH],
+                       uint32_t (*words)[T::WORDS])
+{
+    using W = wire<T, FORM>;
+#pragma unroll
+    for (int b = 0; b < COUNT; b++)
+#pragma unroll
+        for (int j = 0; j < W::EACH; j++) {
+            uint32_t *three = three_of(at, j) + 4 * W::STAGED * b;
+            uint4 v = in[b][j];
+            if (FORM == plain)
+                *(uint4 *)(words[b] + 4 * j) = v;
+            else if (FORM == packed)
+                words[b][2 * j] = v.x, words[b][2 * j + 1] = v.z;
+            else if (b < there && at.lane + 32 * j < W::VECTORS)
+                three[0] = v.x, three[1] = v.y, three[2] = v.z;
+        }
+    if (FORM != dense) return;
+    __syncwarp();
+#pragma unroll
+    for (int b = 0; b < COUNT; b++)
+#pragma unroll
+        for (int i = 0; i < T::WORDS / 4; i++)
+            *(uint4 *)(words[b] + 4 * i) =
+                ((const uint4 *)at.stage)[W::STAGED * b + at.lane * (T::WORDS / 4) + i];
+    __syncwarp();
 }
 
 /* Row `t` of a slot: inputs first, then, in two-shot reductions, sums. to: the one rank that needs
- * it, or -1; with pull and host all can see it. */
-template <class T, bool PACKED>
+ * it, or -1; with pull and host all can see it. For a whole warp. */
+template <class T, enum form FORM>
 __device__ void send(const place &at, int t, int group, int to, const uint32_t *words)
 {
+    using W = wire<T, FORM>;
     const struct weft__cuda_link *link = &at.a->link;
-    uint32_t epoch = at.call.epoch;
+    uint4 out[W::EACH];
+    wrap<T, FORM>(at, words, out);
     for (int d = 0; d < link->sends; d++) {
         if (link->push && to >= 0 && d != to) continue;
-        char *slot = half_of(at.call, link->send[d]);
-        if (PACKED) {
-            char *p = slot + packed_offset<T>(at, t, group);
-            uint64_t tag = (uint64_t)epoch << 32;
 #pragma unroll
-            for (int j = 0; j < T::WORDS / 2; j++)
-                store_relaxed(p + 512 * j,
-                              make_ulonglong2(tag | words[2 * j], tag | words[2 * j + 1]));
-        } else {
-            store_chunk<T>((uint64_t)slot + plain_offset<T>(at, t, group), 0, words);
+        for (int j = 0; j < W::EACH; j++) {
+            char *p = vector_at<T, FORM>(at, link->send[d], t, group, j);
+            if (p == NULL) continue;
+            if (FORM == plain)
+                *(uint4 *)p = out[j];
+            else if (FORM == packed)
+                store_pair(p, out[j]);
+            else
+                store_whole(p, out[j]);
         }
     }
 }
 
-/* Word i of the eight elements in vectors `in`. */
-template <bool PACKED> __device__ uint32_t word_of(const vec16 *in, int i)
-{
-    if (PACKED) return (uint32_t)(i % 2 != 0 ? in[i / 2].y : in[i / 2].x);
-    return (uint32_t)((i % 4 / 2 != 0 ? in[i / 4].y : in[i / 4].x) >> (i % 2 != 0 ? 32 : 0));
-}
-
 /* One try to read sources s .. s + COUNT - 1, as far as there are such. Returns the first source
- * whose words are not all there, or -1. */
-template <class T, bool PACKED, int COUNT>
-__device__ int try_take(const place &at, int t, int group, int s, int to, vec16 (*in)[T::WORDS / 2])
+ * whose vectors are not all there, or -1. */
+template <class T, enum form FORM, int COUNT>
+__device__ int try_take(const place &at, int t, int group, int s, int to,
+                        uint4 (*in)[wire<T, FORM>::EACH])
 {
-    const struct weft__cuda_link *link = &at.a->link;
-    uint64_t offset = PACKED ? packed_offset<T>(at, t, group) : plain_offset<T>(at, t, group);
+    using W = wire<T, FORM>;
 #pragma unroll
     for (int b = 0; b < COUNT; b++) {
         if (s + b >= to) break;
-        const char *p = half_of(at.call, link->recv[s + b]) + offset;
 #pragma unroll
-        for (int j = 0; j < T::WORDS / (PACKED ? 2 : 4); j++)
-            in[b][j] = PACKED ? load_relaxed(p + 512 * j) : *(const vec16 *)(p + 16 * j);
+        for (int j = 0; j < W::EACH; j++) {
+            const char *p = vector_at<T, FORM>(at, at.a->link.recv[s + b], t, group, j);
+            if (p == NULL) continue;
+            in[b][j] = FORM == plain    ? *(const uint4 *)p
+                       : FORM == packed ? load_pair(p)
+                                        : load_whole(p);
+        }
     }
     int missing = -1;
 #pragma unroll
-    for (int b = COUNT - 1; PACKED && b >= 0; b--) {
+    for (int b = COUNT - 1; FORM != plain && b >= 0; b--) {
         bool here = true;
 #pragma unroll
-        for (int j = 0; j < T::WORDS / 2; j++)
-            here = here && (uint32_t)(in[b][j].x >> 32) == at.call.epoch &&
-                   (uint32_t)(in[b][j].y >> 32) == at.call.epoch;
+        for (int j = 0; j < W::EACH; j++)
+            here =
+                here &&
+                ((in[b][j].w == at.call.epoch && (FORM == dense || in[b][j].y == at.call.epoch)) ||
+                 at.lane + 32 * j >= W::VECTORS);
         if (s + b < to && !here) missing = s + b;
     }
     return missing;
 }
 
+/* A whole warp agrees on whether to go on, so that it stays together. */
+__device__ static bool warp_keeps_waiting(const place &at, struct patience *last, int peer)
+{
+    return __all_sync(~0u, keep_waiting(at.call, last, peer)) != 0;
+}
+
 /* Waits for the last vector of a group from each source with one lane, which costs the link less
  * than trying with all of them. */
-template <class T>
+template <class T, enum form FORM>
 __device__ void glance(place &at, struct patience *last, int t, int group, int s, int to)
 {
-    int rest = at.chunks - group * 32;
-    uint64_t offset = packed_offset<T>(at, t, group) + 512 * (T::WORDS / 2 - 1) +
-                      (int64_t)(16 * ((rest < 32 ? rest - 1 : 31) - at.lane));
+    using W = wire<T, FORM>;
+    uint64_t offset = at.a->link.packed_at + (uint32_t)(t * at.groups + group) * W::PITCH +
+                      16 * (W::VECTORS - 1) + 12;
     for (; s < to && at.alive; s++) {
         if (s == at.a->link.rank) continue;
-        const char *word = half_of(at.call, at.a->link.recv[s]) + offset + 8;
+        uint64_t word = at.a->link.recv[s] + at.call.half + offset;
         for (uint32_t tries = 1; at.alive; tries++) {
-            uint64_t seen = at.lane == 0 ? load_relaxed_u64(word) : 0;
-            if (__shfl_sync(~0u, (uint32_t)(seen >> 32), 0) == at.call.epoch) break;
-            if (tries % TRIES == 0) at.alive = keep_waiting(at.call, last, s);
+            uint32_t seen = at.lane == 0 ? load_relaxed_u32(word) : 0;
+            if (__shfl_sync(~0u, seen, 0) == at.call.epoch) break;
+            if (tries % TRIES == 0) at.alive = warp_keeps_waiting(at, last, s);
         }
     }
 }
 
-/* Waits for sources s .. s + COUNT - 1; for a whole warp. Plain data is there already. */
-template <class T, bool PACKED, int COUNT>
-__device__ void take(place &at, int t, int group, int s, int to, vec16 (*in)[T::WORDS / 2])
+/* Waits for sources s .. s + COUNT - 1, and gives this thread's words of each; for a whole warp.
+ * Plain data is there already. */
+template <class T, enum form FORM, int COUNT>
+__device__ void take(place &at, int t, int group, int s, int to, uint32_t (*words)[T::WORDS])
 {
+    uint4 in[COUNT][wire<T, FORM>::EACH] = {};
     struct patience last = {-1, 0, 0, 0};
-    if (PACKED && at.a->link.far) glance<T>(at, &last, t, group, s, min(s + COUNT, to));
+    if (FORM != plain && at.a->link.far)
+        glance<T, FORM>(at, &last, t, group, s, min(s + COUNT, to));
     for (uint32_t tries = 1; at.alive; tries++) {
-        int missing = in_row(at, group) ? try_take<T, PACKED, COUNT>(at, t, group, s, to, in) : -1;
-        if (!PACKED || __all_sync(~0u, missing < 0)) return;
+        int missing = try_take<T, FORM, COUNT>(at, t, group, s, to, in);
+        if (FORM == plain || __all_sync(~0u, missing < 0)) break;
         if (tries % TRIES == 0)
-            at.alive = keep_waiting(at.call, &last, __reduce_max_sync(~0u, missing));
+            at.alive = warp_keeps_waiting(at, &last, __reduce_max_sync(~0u, missing));
     }
+    unwrap<T, FORM, COUNT>(at, to - s, in, words);
 }
 
 /* The sum over ranks of eight elements, in ascending order. */
-template <class T, bool PACKED> __device__ void fold(place &at, int t, int group, float *sum)
+template <class T, enum form FORM> __device__ void fold(place &at, int t, int group, float *sum)
 {
     int ranks = at.a->link.ranks;
-    uint32_t words[T::WORDS] = {};
     if (ranks == 1) {
+        uint32_t words[T::WORDS] = {};
         if (in_row(at, group)) form<T>(at, t, group, words);
         unpack<T>(words, sum);
         return;
     }
     for (int s = 0; s < ranks; s += T::BATCH) {
-        vec16 in[T::BATCH][T::WORDS / 2] = {};
-        take<T, PACKED, T::BATCH>(at, t, group, s, ranks, in);
+        uint32_t words[T::BATCH][T::WORDS];
+        take<T, FORM, T::BATCH>(at, t, group, s, ranks, words);
 #pragma unroll
         for (int b = 0; b < T::BATCH; b++) {
             if (s + b >= ranks) break;
             float v[8];
-#pragma unroll
-            for (int i = 0; i < T::WORDS; i++) words[i] = word_of<PACKED>(in[b], i);
-            unpack<T>(words, v);
+            unpack<T>(words[b], v);
 #pragma unroll
             for (int i = 0; i < 8; i++) sum[i] = s + b == 0 ? v[i] : __fadd_rn(sum[i], v[i]);
         }
@@ -277,7 +371,7 @@ template <class T, bool PACKED> __device__ void fold(place &at, int t, int group
 }
 
 /* round(residual + sum over ranks), in storage form. `out` is the row of the residual. */
-template <class T, bool PACKED>
+template <class T, enum form FORM>
 __device__ void sum_up(place &at, int t, int out, int group, uint32_t *words)
 {
     const struct weft__cuda_reduce_args *a = at.a;
@@ -286,7 +380,7 @@ __device__ void sum_up(place &at, int t, int out, int group, uint32_t *words)
     if (add && in_row(at, group))
         load_chunk<T>(a->residual, out * at.chunks + group * 32 + at.lane, residual);
     float sum[8], v[8];
-    fold<T, PACKED>(at, t, group, sum);
+    fold<T, FORM>(at, t, group, sum);
     unpack<T>(residual, v);
 #pragma unroll
     for (int i = 0; i < 8; i++) sum[i] = add ? __fadd_rn(v[i], sum[i]) : sum[i];
@@ -296,8 +390,7 @@ __device__ void sum_up(place &at, int t, int out, int group, uint32_t *words)
 /* ---- reductions of a row over the cluster; results are the same in all its threads ---- */
 
 struct row_memory {
-    uint32_t squares[WEFT_COMM_HIDDEN_MAX / WEFT__CUDA_GROUP];
-    uint32_t largest[WEFT_COMM_HIDDEN_MAX / WEFT__CUDA_GROUP];
+    struct meeting squares, largest;
 };
 
 /* Adds neighbours: the tree of rows.h over the lanes of a warp. */
@@ -318,13 +411,7 @@ __device__ static inline float add_squares(const float *v)
                      __fadd_rn(__fadd_rn(q[4], q[5]), __fadd_rn(q[6], q[7])));
 }
 
-/* Leaves a group's value in every block of the cluster; lane b writes to block b. */
-__device__ static inline void share(const place &at, uint32_t *words, int group, uint32_t value)
-{
-    if (at.lane < at.a->cluster) cluster_store(words + group, at.lane, at.a->cluster, value);
-}
-
-/* After the cluster barrier: the root of the tree. */
+/* The root of the tree over the groups of a row. */
 __device__ static float tree_root(const place &at, const uint32_t *squares)
 {
     float top = 0;
@@ -439,7 +526,7 @@ __device__ uint32_t put_y(const place &at, int out, int group, const uint32_t *w
     const struct weft__cuda_reduce_args *a = at.a;
     int chunk = out * at.chunks + group * 32 + at.lane;
     bool mine = in_row(at, group) && at.alive;
-    bool later = a->quant == WEFT_QUANT_FP8_TOKEN; /* a cluster barrier waits for stores */
+    bool later = a->quant == WEFT_QUANT_FP8_TOKEN; /* what others wait for first */
     if (mine && a->y != 0 && !later) store_chunk<T>(a->y, chunk, words);
     if (a->quant == WEFT_QUANT_NONE) return 0;
     float v[8];
@@ -471,13 +558,13 @@ template <class T> struct keeper<T, false> {
 /* After the sum: the warp's rounded s is in `kept`. */
 template <class T, bool ONE>
 __device__ void finish_row(const place &at, int out, keeper<T, ONE> &kept,
-                           const uint32_t *first_weight, struct row_memory *memory)
+                           const uint32_t *first_weight, struct row_memory *memory, uint32_t use)
 {
     const struct weft__cuda_reduce_args *a = at.a;
     float factor = 1;
     if (a->norm) {
-        cluster_barrier(a->cluster); /* partner: share() of all warps */
-        factor = weft__rms_factor(tree_root(at, memory->squares), a->hidden, a->norm_eps);
+        meeting_wait(&memory->squares, a->cluster, at.groups, use);
+        factor = weft__rms_factor(tree_root(at, memory->squares.values), a->hidden, a->norm_eps);
     }
     for (int group = at.warp; group < at.groups; group += at.warps) {
         uint32_t *words = kept.at(at, group), weight[T::WORDS] = {};
@@ -487,13 +574,13 @@ __device__ void finish_row(const place &at, int out, keeper<T, ONE> &kept,
         if (a->norm) normalise<T>(at, factor, ONE ? first_weight : weight, words);
         uint32_t most = put_y<T>(at, out, group, words);
         if (a->quant == WEFT_QUANT_FP8_TOKEN)
-            share(at, memory->largest, group, __reduce_max_sync(~0u, most));
+            meeting_put(&memory->largest, a->cluster, group, __reduce_max_sync(~0u, most));
         if (ONE) break;
     }
     if (a->quant != WEFT_QUANT_FP8_TOKEN) return;
-    cluster_barrier(a->cluster); /* partner: share() just above */
+    meeting_wait(&memory->largest, a->cluster, at.groups, use);
     uint32_t most = 0;
-    for (int g = at.lane; g < at.groups; g += 32) most = max(most, memory->largest[g]);
+    for (int g = at.lane; g < at.groups; g += 32) most = max(most, memory->largest.values[g]);
     float scale = weft__fp8_token_scale(__uint_as_float(__reduce_max_sync(~0u, most)));
     if (!at.alive) return;
     if (at.warp == 0 && at.lane == 0) ((float *)a->scales)[out] = scale;
@@ -509,10 +596,8 @@ __device__ void finish_row(const place &at, int out, keeper<T, ONE> &kept,
     }
 }
 
-/* ---- rows of a cluster, a section at a time: plain data of a section has its flags together. A
- * section is named by its first row ---- */
-
-enum { SECTION = 4 };
+/* ---- rows of a cluster, a section of a few at a time: plain data of a section has its flags
+ * together. A section is named by its first row ---- */
 
 /* The rank that sums row t in a two-shot reduction, as weft_comm_share() has it. */
 __device__ static inline int owner_of(int tokens, int ranks, int t)
@@ -540,7 +625,7 @@ __device__ static void send_flags(const place &at, int section, bool sums)
     __syncthreads(); /* the block's payload stores come before the fence */
     if (threadIdx.x >= 32) return;
     __threadfence_system(); /* partner: await_flag() */
-    for (int i = at.lane; i < SECTION * link->sends; i += 32) {
+    for (int i = at.lane; i < at.a->section * link->sends; i += 32) {
         int t = section + i / link->sends * at.step;
         if (t >= at.tokens || (sums && !summed_here(at, t))) continue;
         store_relaxed_u32(flag_of(at.call, link->send[i % link->sends], flag_number(at, t, sums)),
@@ -554,7 +639,7 @@ __device__ static void await_flags(place &at, int section, bool sums)
     struct patience last = {-1, 0, 0, 0};
     int ranks = at.a->link.ranks, sources = sums ? 1 : ranks;
     bool alive = at.alive;
-    for (int i = (int)threadIdx.x; alive && i < SECTION * sources; i += (int)blockDim.x) {
+    for (int i = (int)threadIdx.x; alive && i < at.a->section * sources; i += (int)blockDim.x) {
         int t = section + i / sources * at.step;
         if (t >= at.tokens || (!sums && !summed_here(at, t))) continue;
         int source = sums ? owner_of(at.tokens, ranks, t) : i % sources;
@@ -564,79 +649,77 @@ __device__ static void await_flags(place &at, int section, bool sums)
 }
 
 /* Sends this rank's share of the section's rows. */
-template <class T, bool PACKED> __device__ void send_inputs(const place &at, int section)
+template <class T, enum form FORM> __device__ void send_inputs(const place &at, int section)
 {
-    int end = min(section + SECTION * at.step, at.tokens);
+    int end = min(section + at.a->section * at.step, at.tokens);
     for (int t = section; t < end; t += at.step) {
         int to = at.a->two_shot ? owner_of(at.tokens, at.a->link.ranks, t) : -1;
         for (int group = at.warp; group < at.groups; group += at.warps) {
-            uint32_t words[T::WORDS];
-            if (!in_row(at, group)) break;
-            form<T>(at, t, group, words);
-            send<T, PACKED>(at, t, group, to, words);
+            uint32_t words[T::WORDS] = {};
+            if (in_row(at, group)) form<T>(at, t, group, words);
+            send<T, FORM>(at, t, group, to, words);
         }
     }
-    if (!PACKED) send_flags(at, section, false);
+    if (FORM == plain) send_flags(at, section, false);
 }
 
 /* Two-shot: sums what is to be summed here, for everyone. */
-template <class T, bool PACKED> __device__ void send_sums(place &at, int section)
+template <class T, enum form FORM> __device__ void send_sums(place &at, int section)
 {
-    if (!PACKED) await_flags(at, section, false);
-    int end = min(section + SECTION * at.step, at.tokens);
+    if (FORM == plain) await_flags(at, section, false);
+    int end = min(section + at.a->section * at.step, at.tokens);
     for (int t = section; t < end; t += at.step) {
         for (int group = at.warp; group < at.groups && summed_here(at, t); group += at.warps) {
             uint32_t words[T::WORDS];
-            sum_up<T, PACKED>(at, t, t, group, words);
-            if (in_row(at, group) && at.alive) send<T, PACKED>(at, at.tokens + t, group, -1, words);
+            sum_up<T, FORM>(at, t, t, group, words);
+            if (at.alive) send<T, FORM>(at, at.tokens + t, group, -1, words);
         }
     }
-    if (!PACKED) send_flags(at, section, true);
+    if (FORM == plain) send_flags(at, section, true);
 }
 
 /* s of row t, row `out` of the outputs, in storage form. */
-template <class T, bool PACKED>
+template <class T, enum form FORM>
 __device__ void receive(place &at, int t, int out, int group, uint32_t *words)
 {
     if (!at.a->two_shot) {
-        sum_up<T, PACKED>(at, t, out, group, words);
+        sum_up<T, FORM>(at, t, out, group, words);
         return;
     }
     int owner = owner_of(at.tokens, at.a->link.ranks, t);
-    vec16 in[1][T::WORDS / 2] = {};
-    take<T, PACKED, 1>(at, at.tokens + t, group, owner, owner + 1, in);
-#pragma unroll
-    for (int i = 0; i < T::WORDS; i++) words[i] = word_of<PACKED>(in[0], i);
+    take<T, FORM, 1>(at, at.tokens + t, group, owner, owner + 1, (uint32_t(*)[T::WORDS])words);
 }
 
 /* The results of row t. */
-template <class T, bool ONE, bool PACKED>
+template <class T, bool ONE, enum form FORM>
 __device__ void receive_row(place &at, int t, keeper<T, ONE> &kept, const uint32_t *weight,
-                            struct row_memory *memory)
+                            struct row_memory *memory, uint32_t use)
 {
     const struct weft__cuda_reduce_args *a = at.a;
     int out = t - (int)a->out_first;
     for (int group = at.warp; group < at.groups; group += at.warps) {
         uint32_t *words = kept.at(at, group);
-        receive<T, PACKED>(at, t, out, group, words);
+        receive<T, FORM>(at, t, out, group, words);
         if (a->norm) {
             float v[8];
             unpack<T>(words, v);
             float node = in_row(at, group) ? add_squares(v) : 0.0f;
-            share(at, memory->squares, group, __float_as_uint(add_lanes(node)));
+            meeting_put(&memory->squares, a->cluster, group, __float_as_uint(add_lanes(node)));
         }
         if (ONE) break;
     }
     /* It has arrived by now, and is here when it is wanted. */
     if (blockIdx.x == 0) at.arrival = look_for_arrival(at.call);
-    finish_row<T, ONE>(at, out, kept, weight, memory);
+    finish_row<T, ONE>(at, out, kept, weight, memory, use);
+    /* Warps without a group put nothing, so nothing but this keeps them near the others. */
+    if (a->cluster > 1 && at.warps > at.groups) __syncthreads();
 }
 
 /* ---- the kernel ---- */
 
 /* Sends sections ahead of those it sums, and sums ahead of those it finishes, so that a link
  * carries both directions at once. */
-template <class T, bool ONE, bool PACKED>
+template <class T, bool ONE, enum form FORM>
 __device__ void exchange(place &at, struct row_memory *memory, uint4 *kept_memory)
 {
     const struct weft__cuda_reduce_args &a = *at.a;
@@ -644,34 +727,43 @@ __device__ void exchange(place &at, struct row_memory *memory, uint4 *kept_memor
     if constexpr (!ONE) kept.memory = kept_memory;
     uint32_t weight[T::WORDS] = {};
     if (ONE && a.norm) load_weight<T>(at, at.warp, weight);
-    int stride = SECTION * at.step, behind = a.two_shot ? 2 * stride : stride, turn = 0;
+    int stride = a.section * at.step, behind = a.two_shot ? 2 * stride : stride, rows = 0;
     for (int section = at.first; section - behind < at.tokens; section += stride) {
-        if (section < at.tokens && a.link.ranks > 1) send_inputs<T, PACKED>(at, section);
-        if (section == at.first) {
+        if (section < at.tokens && a.link.ranks > 1) send_inputs<T, FORM>(at, section);
+        if (section == at.first) { /* after the first loads, which do not need the epoch */
+            if (blockIdx.x == 0) send_arrival(at.call);
+            at.ticket = draw_ticket(&a.link, at.call.epoch);
             clear_padding(at);
             if (a.cluster > 1) cluster_wait(); /* partner: in reduce() */
         }
         int sums = section - stride, results = section - behind;
-        if (a.two_shot && sums >= 0 && sums < at.tokens) send_sums<T, PACKED>(at, sums);
+        if (a.two_shot && sums >= 0 && sums < at.tokens) send_sums<T, FORM>(at, sums);
         if (results < 0) continue;
         if (a.two_shot) at.call.phase = WEFT__SUM;
-        if (!PACKED && a.link.ranks > 1) await_flags(at, results, a.two_shot != 0);
+        if (FORM == plain && a.link.ranks > 1) await_flags(at, results, a.two_shot != 0);
         int end = min(results + stride, at.tokens);
         for (int t = results; t < end; t += at.step) {
             if (t < a.out_first || t >= a.out_first + a.out_rows) continue;
-            receive_row<T, ONE, PACKED>(at, t, kept, weight, memory + turn);
-            turn ^= 1;
+            receive_row<T, ONE, FORM>(at, t, kept, weight, memory + rows % 2, rows / 2);
+            rows++;
         }
         at.call.phase = WEFT__INPUT;
     }
 }
 
-template <class T, bool ONE, bool PACKED>
+template <class T, bool ONE, enum form FORM>
 __device__ void reduce(const struct weft__cuda_reduce_args &a)
 {
     __shared__ struct row_memory memory[2]; /* by turns: a block may be a row behind another */
-    extern __shared__ uint4 kept_memory[];
-    if (a.cluster > 1) cluster_arrive_relaxed(); /* all blocks have begun when exchange() waits */
+    extern __shared__ uint4 dynamic[];
+    if (a.cluster > 1) {
+        if (threadIdx.x == 0)
+            for (int i = 0; i < 2; i++) {
+                meeting_init(&memory[i].squares);
+                meeting_init(&memory[i].largest);
+            }
+        cluster_arrive(); /* all blocks have begun when exchange() waits */
+    }
     grid_wait();
     if (!a.late_release) grid_release();
     const struct weft__cuda_link *link = &a.link;
@@ -682,25 +774,26 @@ __device__ void reduce(const struct weft__cuda_reduce_args &a)
                 hidden / 8,
                 (hidden + WEFT__CUDA_GROUP - 1) / WEFT__CUDA_GROUP,
                 (int)threadIdx.x % 32,
-                block * warps + (int)threadIdx.x / 32,
+                ((int)threadIdx.x / 32 << shift) + block,
                 warps << shift,
                 block,
                 (int)a.tokens,
                 (int)blockIdx.x >> shift,
                 (int)gridDim.x >> shift,
                 true,
-                0};
-    if (blockIdx.x == 0) send_arrival(at.call);
-    uint32_t ticket = draw_ticket(link, at.call.epoch);
-    exchange<T, ONE, PACKED>(at, memory, kept_memory);
+                0,
+                0,
+                (uint32_t *)((char *)dynamic + threadIdx.x / 32 * WEFT__CUDA_STAGE_BYTES)};
+    uint4 *kept_memory = dynamic + (FORM == dense ? warps * WEFT__CUDA_STAGE_BYTES / 16 : 0);
+    exchange<T, ONE, FORM>(at, memory, kept_memory);
     if (a.late_release) grid_release();
     if (blockIdx.x == 0 && at.alive && link->ranks > 1) await_arrivals(at.call, at.arrival);
-    finish(link, at.call.epoch, ticket);
+    finish(link, at.call.epoch, at.ticket);
 }
 
 /* ---- instances ---- */
 
-enum { packed = true, plain = false, one = true, many = false };
+enum { one = true, many = false };
 #define X(type, dtype, hold, wire)                                   \
     extern "C" __global__ __launch_bounds__(WEFT__CUDA_THREADS) void \
         weft__reduce_##type##_##hold##_##wire(                       \

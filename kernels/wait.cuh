@@ -1,8 +1,10 @@
 /* wait.cuh: memory order between ranks, and waits that end.
  *
  * Every word that ranks exchange is written and read with system scope:
- *   packed word    st.relaxed / ld.relaxed: data and epoch are one 8-byte access, so nothing has to
- *                  be ordered
+ *   packed word    st.relaxed / ld.relaxed: a word of data and the epoch are one 8-byte access, so
+ *                  nothing has to be ordered
+ *   dense vector   the same with three words and the epoch in one 16-byte access, of the scalar
+ *                  type b128
  *   flag           st.relaxed after a block barrier and a fence, which order all payload stores of
  *                  the block before it; partner: ld.acquire, a block barrier, the payload loads
  *   arrival word   st.relaxed / ld.relaxed: one 8-byte access; it carries no payload with it, and
@@ -13,24 +15,46 @@
 
 #include "dev/cuda_args.h"
 
-typedef ulonglong2 vec16; /* 16 bytes that travel as two single-copy atomic words of 8 */
-
 /* ---- system-scope accesses ---- */
 
-__device__ static inline vec16 load_relaxed(const char *p)
+/* Two words of 8 bytes. */
+__device__ static inline uint4 load_pair(const char *p)
 {
-    vec16 v;
-    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(v.x), "=l"(v.y)
+    uint4 v;
+    asm volatile("{ .reg .b64 a, b; ld.relaxed.sys.global.v2.b64 {a, b}, [%4]; "
+                 "mov.b64 {%0, %1}, a; mov.b64 {%2, %3}, b; }"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p)
                  : "memory");
     return v;
 }
 
-__device__ static inline void store_relaxed(char *p, vec16 v)
+__device__ static inline void store_pair(char *p, uint4 v)
 {
-    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(v.x), "l"(v.y)
+    asm volatile("{ .reg .b64 a, b; mov.b64 a, {%1, %2}; mov.b64 b, {%3, %4}; "
+                 "st.relaxed.sys.global.v2.b64 [%0], {a, b}; }" ::"l"(p),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
+}
+
+/* One word of 16 bytes. */
+__device__ static inline uint4 load_whole(const char *p)
+{
+    uint64_t low, high;
+    asm volatile("{ .reg .b128 v; ld.relaxed.sys.global.b128 v, [%2]; mov.b128 {%0, %1}, v; }"
+                 : "=l"(low), "=l"(high)
+                 : "l"(p)
+                 : "memory");
+    return make_uint4((uint32_t)low, (uint32_t)(low >> 32), (uint32_t)high, (uint32_t)(high >> 32));
+}
+
+__device__ static inline void store_whole(char *p, uint4 v)
+{
+    uint64_t low = (uint64_t)v.y << 32 | v.x, high = (uint64_t)v.w << 32 | v.z;
+    asm volatile(
+        "{ .reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.sys.global.b128 [%0], v; }" ::"l"(p),
+        "l"(low), "l"(high)
+        : "memory");
 }
 
 __device__ static inline uint64_t load_relaxed_u64(const void *p)
@@ -96,17 +120,7 @@ __device__ static inline void grid_release()
 
 /* ---- clusters of blocks; without them a cluster is one block ---- */
 
-/* Orders shared-memory accesses before it; it waits for all outstanding stores, so that a kernel
- * stores to global memory after it. */
 __device__ static inline void cluster_arrive()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-
-/* Orders nothing. */
-__device__ static inline void cluster_arrive_relaxed()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -120,28 +134,68 @@ __device__ static inline void cluster_wait()
 #endif
 }
 
-/* Orders shared-memory accesses of all blocks of the cluster. */
-__device__ static inline void cluster_barrier(int cluster)
+/* One value of each group of a row, in every block of the cluster. A value brings its own signal,
+ * so that nothing else has to be ordered: a cluster barrier with release would wait for the block's
+ * outstanding stores to global memory, about a microsecond. */
+struct meeting {
+    uint64_t barrier; /* mbarrier; counts bytes that have arrived. Only for several blocks */
+    uint32_t values[WEFT_COMM_HIDDEN_MAX / WEFT__CUDA_GROUP];
+};
+
+/* For the first thread of each block, before cluster_arrive(). */
+__device__ static inline void meeting_init(struct meeting *meeting)
 {
-    if (cluster == 1) {
-        __syncthreads();
-    } else {
-        cluster_arrive();
-        cluster_wait();
-    }
+#if __CUDA_ARCH__ >= 900
+    uint32_t barrier = (uint32_t)__cvta_generic_to_shared(&meeting->barrier);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
 }
 
-/* *word = value in block `block` of the cluster; word is the address in this block. */
-__device__ static inline void cluster_store(uint32_t *word, int block, int cluster, uint32_t value)
+/* A group's value; for a whole warp, whose lane b writes to block b. */
+__device__ static inline void meeting_put(struct meeting *meeting, int cluster, int group,
+                                          uint32_t value)
 {
+    int block = (int)threadIdx.x % 32;
+    if (block >= cluster) return;
     if (cluster == 1) {
-        *word = value;
+        meeting->values[group] = value;
         return;
     }
 #if __CUDA_ARCH__ >= 900
-    uint32_t here = (uint32_t)__cvta_generic_to_shared(word), there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(block));
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(value) : "memory");
+    uint32_t word = (uint32_t)__cvta_generic_to_shared(meeting->values + group);
+    uint32_t barrier = (uint32_t)__cvta_generic_to_shared(&meeting->barrier);
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(word) : "r"(block));
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(barrier) : "r"(block));
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(word),
+        "r"(value), "r"(barrier)
+        : "memory");
+#endif
+}
+
+/* Until the values of all groups are there; for a whole block, which has at least one of the
+ * groups. use: how often this meeting has been waited for before. The next use is safe when every
+ * warp has put into another meeting since. */
+__device__ static inline void meeting_wait(struct meeting *meeting, int cluster, int groups,
+                                           uint32_t use)
+{
+    if (cluster == 1) {
+        __syncthreads();
+        return;
+    }
+#if __CUDA_ARCH__ >= 900
+    uint32_t barrier = (uint32_t)__cvta_generic_to_shared(&meeting->barrier), done = 0;
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                     "r"(groups * 4)
+                     : "memory");
+    while (!done)
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, "
+                     "[%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(use & 1)
+                     : "memory");
 #endif
 }
 

@@ -196,23 +196,17 @@ static weft_status check_memory(const weft_comm *comm, const char *name, const w
     return check_apart(comm, name, spans, 4, WEFT__COUNT(spans), err);
 }
 
-static struct weft__comm_post reduce_post(const weft_comm *comm, const weft_reduce *op,
-                                          enum weft__comm_op kind)
+static struct weft__comm_post reduce_post(const weft_reduce *op, enum weft__comm_op kind,
+                                          bool two_shot)
 {
-    uint64_t bytes = (uint64_t)op->tokens * (uint64_t)op->hidden * (op->dtype == WEFT_F32 ? 4 : 2);
     uint32_t options[] = {op->residual != NULL,     op->norm,
                           op->norm_weight != NULL,  weft__f32_bits(op->norm_eps),
                           (uint32_t)op->quant.kind, weft__f32_bits(op->quant.scale)};
-    bool large =
-        comm->algorithm == WEFT_ALGORITHM_AUTO
-            ? comm->link.size >= comm->dev->two_shot_ranks && bytes >= comm->dev->two_shot_bytes
-            : comm->algorithm == WEFT_ALGORITHM_TWO_SHOT;
     return (struct weft__comm_post){.op = kind,
                                     .dtype = (uint32_t)op->dtype,
                                     .shape = {op->tokens, op->hidden},
                                     .detail = weft__hash(options, sizeof options, 0),
-                                    .two_shot =
-                                        large && kind == WEFT__ALLREDUCE && comm->link.size > 1};
+                                    .two_shot = two_shot};
 }
 
 static weft_status reduce(weft_comm *comm, const weft_reduce *op, enum weft__comm_op kind,
@@ -225,13 +219,17 @@ static weft_status reduce(weft_comm *comm, const weft_reduce *op, enum weft__com
     if (wrong == NULL) wrong = wrong_pointers(op);
     if (wrong != NULL) return fail_argument(comm, name, wrong, err);
     const struct weft__comm_link *link = &comm->link;
-    struct weft__comm_reduce_args args = {
-        .op = *op, .post = reduce_post(comm, op, kind), .out_rows = op->tokens};
+    int64_t row_bytes = op->hidden * (op->dtype == WEFT_F32 ? 4 : 2);
+    struct weft__comm_choice choice =
+        weft__comm_plan_choose(comm, kind, (uint64_t)op->tokens * (uint64_t)row_bytes);
+    struct weft__comm_reduce_args args = {.op = *op,
+                                          .post = reduce_post(op, kind, choice.two_shot),
+                                          .way = choice.way,
+                                          .out_rows = op->tokens};
     if (kind == WEFT__REDUCE_SCATTER)
         args.out_rows = weft_comm_share(op->tokens, link->size, link->rank, &args.out_first);
     WEFT__TRY(check_memory(comm, name, op, args.out_rows, err));
     WEFT__TRY(source_of(comm, name, op->x, op->x == op->y, &args.source, err));
-    int64_t row_bytes = op->hidden * (op->dtype == WEFT_F32 ? 4 : 2);
     int64_t piece = (int64_t)link->message_bytes / row_bytes;
     if (args.source == WEFT__SOURCE_STAGED && op->tokens > piece)
         return fail_argument(comm, name, "the input is longer than message_bytes", err);
@@ -261,6 +259,7 @@ weft_status weft_comm_reduce_scatter(weft_comm *comm, const weft_reduce *op, wef
 static weft_status move(weft_comm *comm, struct weft__comm_move_args *args, uint64_t bytes,
                         weft_error *err)
 {
+    args->way = weft__comm_plan_choose(comm, args->post.op, bytes).way;
     do {
         uint64_t left = bytes - args->first;
         args->bytes = left < comm->link.message_bytes ? left : comm->link.message_bytes;

@@ -21,6 +21,13 @@ struct weft__session {
 struct weft__tuning {
     uint32_t first_epoch; /* 0: 1 */
     bool portable;        /* no vector instructions beyond the baseline */
+    bool unmeasured;      /* no plan: AUTO is the device's guess */
+};
+
+/* How an operation goes. */
+struct weft__comm_choice {
+    uint32_t way; /* comm_args.h */
+    bool two_shot;
 };
 
 struct weft_world {
@@ -47,7 +54,9 @@ struct weft_comm {
     weft_algorithm algorithm;
     uint32_t lent_epoch; /* the operation that weft_comm_input last gave a buffer for */
     weft_comm_stats stats;
+    const struct weft__comm_choice *trial; /* what is measured at the moment, else NULL */
     /* of the root: */
+    struct weft__comm_plan *plan;                 /* NULL: nothing was measured */
     struct weft_comm *group[WEFT__COMM_CHANNELS]; /* by channel */
     int next_channel;
     size_t heap_next, heap_end; /* offsets in the segment */
@@ -91,6 +100,17 @@ static inline struct weft__comm_fault *weft__fault_of(const struct weft__session
     return (struct weft__comm_fault *)(void *)(session->segment[0] +
                                                sizeof(struct weft__comm_rank));
 }
+
+/* An all_gather of host memory, also between GPU ranks. Kernels enqueued so far are complete then,
+ * so that what follows may synchronise devices. */
+weft_status weft__comm_gather_host(weft_comm *comm, const weft_gather *gather, weft_error *err);
+
+/* Measures what AUTO shall mean; collective, of a root communicator. Freed with free(). */
+weft_status weft__comm_plan_make(weft_comm *comm, weft_error *err);
+
+/* How an operation on `bytes` of a rank's input goes. */
+struct weft__comm_choice weft__comm_plan_choose(const weft_comm *comm, enum weft__comm_op op,
+                                                uint64_t bytes);
 
 /* WEFT_OK while the session is healthy, else its failure. */
 weft_status weft__comm_health(const weft_comm *comm, weft_error *err);

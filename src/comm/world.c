@@ -152,6 +152,11 @@ weft_status weft_comm_open(weft_world *world, int rank, weft_comm **out, weft_er
         weft__session_leave(comm->session, rank);
         goto free_comm;
     }
+    if (!world->tuning.unmeasured) status = weft__comm_plan_make(comm, err);
+    if (status != WEFT_OK) {
+        weft_comm_close(comm);
+        return status;
+    }
     *out = comm;
     return WEFT_OK;
 free_comm:
@@ -172,6 +177,7 @@ void weft_comm_close(weft_comm *comm)
         for (int c = 0; c < WEFT__COMM_CHANNELS; c++) weft_comm_close(comm->group[c]);
         weft__session_leave(comm->session, weft__comm_world_rank(comm));
     }
+    free(comm->plan);
     free(comm);
 }
 
@@ -257,9 +263,7 @@ static void form_group(const weft_comm *parent, const struct offer *offers, weft
     }
 }
 
-/* An all_gather of host memory, also between GPU ranks. Kernels enqueued so far are complete then,
- * so that what follows may synchronise devices. */
-static weft_status gather_host(weft_comm *comm, const weft_gather *gather, weft_error *err)
+weft_status weft__comm_gather_host(weft_comm *comm, const weft_gather *gather, weft_error *err)
 {
     if (comm->host == NULL) return weft_comm_all_gather(comm, gather, err);
     WEFT__TRY(weft_comm_sync(comm, err));
@@ -280,7 +284,7 @@ static weft_status exchange_offers(weft_comm *comm, int color, int key, struct o
         mine.staging = staging;
     }
     weft_gather gather = {.rows = 1, .row_bytes = sizeof mine, .in = &mine, .out = offers};
-    WEFT__TRY(gather_host(comm, &gather, err));
+    WEFT__TRY(weft__comm_gather_host(comm, &gather, err));
     for (int r = 0; r < comm->link.size; r++)
         if (offers[r].failed)
             return weft__fail(err, WEFT_NO_MEMORY,
@@ -329,7 +333,7 @@ weft_status weft_comm_split(weft_comm *comm, int color, int key, weft_comm **out
         /* Opening may wait for a whole device; so no rank enqueues before all have done it. */
         uint8_t mine = 0, all[WEFT__MAX_RANKS];
         weft_gather gather = {.rows = 1, .row_bytes = 1, .in = &mine, .out = all};
-        weft_status met = gather_host(comm, &gather, status == WEFT_OK ? err : NULL);
+        weft_status met = weft__comm_gather_host(comm, &gather, status == WEFT_OK ? err : NULL);
         if (status == WEFT_OK && met != WEFT_OK) {
             weft_comm_close(group);
             status = met;

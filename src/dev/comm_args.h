@@ -170,6 +170,7 @@ struct weft__comm_reduce_args {
     enum weft__comm_source source;
     int64_t first, rows;
     int64_t out_first, out_rows;
+    uint32_t way;
 };
 
 /* Bytes first .. first + bytes of each member's input, seen as one line. */
@@ -184,13 +185,58 @@ struct weft__comm_move_args {
     int64_t rows;
     const uint8_t *in;
     uint8_t *out;
+    uint32_t way;
 };
 
 #ifndef __CUDACC__
 
+/* ---- ways: how the bytes of an operation travel, where the device has several: path * 4 + form;
+ * what a form is, is the device's affair. 0: the device chooses ---- */
+
+enum { WEFT__WAYS = 4 * (WEFT_PATH_HOST + 1) };
+
+static inline weft_path weft__way_path(uint32_t way) { return (weft_path)(way / 4); }
+
+static inline uint32_t weft__way_form(uint32_t way) { return way % 4; }
+
 /* ---- the device's part ---- */
 
 struct weft__comm_kernels; /* one rank's state of one group */
+
+/* What measuring ways takes. Calls in parentheses come from all ranks at about the same time:
+ * they may wait for the whole device, so that no rank may have operations at work then. */
+struct weft__dev_trial {
+    /* Whether a way works between all ranks for `bytes` of BF16. */
+    bool (*offers)(const struct weft__comm_kernels *kernels, uint32_t way, enum weft__comm_op op,
+                   uint64_t bytes, bool two_shot);
+    const char *(*form)(uint32_t way);
+    /* (Zeroed memory that operations take.) */
+    weft_status (*memory_take)(struct weft__comm_kernels *kernels, size_t bytes, void **out,
+                               weft_error *err);
+    void (*memory_give)(struct weft__comm_kernels *kernels, void *memory);
+    weft_status (*memory_write)(struct weft__comm_kernels *kernels, void *to, const void *from,
+                                size_t bytes, weft_error *err);
+    weft_status (*memory_read)(struct weft__comm_kernels *kernels, void *to, const void *from,
+                               size_t bytes, weft_error *err);
+    /* What is called from begin to (end) is kept; run does it, waits, and gives the time. (drop) */
+    weft_status (*begin)(struct weft__comm_kernels *kernels, weft_error *err);
+    weft_status (*end)(struct weft__comm_kernels *kernels, weft_error *err);
+    weft_status (*run)(struct weft__comm_kernels *kernels, float *us, weft_error *err);
+    void (*drop)(struct weft__comm_kernels *kernels);
+};
+
+enum { WEFT__NCCL_ID_BYTES = 128 };
+
+/* Somebody else's collectives, to compare with. Sums are of F32. */
+struct weft__dev_baseline {
+    weft_status (*id)(struct weft__comm_kernels *kernels, void *id, weft_error *err);
+    /* With the id of the first rank; waits for all. */
+    weft_status (*open)(struct weft__comm_kernels *kernels, const void *id, weft_error *err);
+    /* bytes: of a rank's input. The root is 0. */
+    weft_status (*run)(struct weft__comm_kernels *kernels, enum weft__comm_op op, const void *in,
+                       void *out, size_t bytes, weft_error *err);
+    void (*close)(struct weft__comm_kernels *kernels);
+};
 
 struct weft__dev_comm {
     const char *name;
@@ -205,7 +251,9 @@ struct weft__dev_comm {
     /* What operations are enqueued on; NULL when they are complete on return. */
     void *(*stream)(const struct weft__comm_kernels *kernels);
     void (*sync)(struct weft__comm_kernels *kernels);
-    /* AUTO is two-shot from this many ranks and this size of a rank's input on. */
+    const struct weft__dev_trial *trial;       /* NULL: one way, nothing to measure */
+    const struct weft__dev_baseline *baseline; /* or NULL */
+    /* Unmeasured, AUTO is two-shot from this many ranks and this size of a rank's input on. */
     int two_shot_ranks;
     uint64_t two_shot_bytes;
 };

@@ -4,11 +4,11 @@
  * A slot is the memory in which one rank's contribution to one operation appears. It has two
  * halves, for odd and even epochs, each of these parts: arrival  one 8-byte word {epoch,
  * signature}: the rank runs that operation flags    one 32-bit epoch for each row and block of the
- * cluster: that plain data is complete packed   8-byte words {4 bytes of data, epoch} for short
- * messages: what brings the data says that it is there plain    data alone Rank r reads rank s's
- * contribution at recv[s] and writes its own to each of send[]: with push a slot in every rank's
- * memory, with pull one in its own, with host one in pinned host memory and one in its own memory
- * for itself. */
+ * cluster: that plain data is complete packed   8-byte words {4 bytes of data, epoch} or
+ * 16-byte words {12 bytes, epoch} for short messages: what brings the data says that it is there
+ * plain    data alone Rank r reads rank s's contribution at recv[s] and writes its own to each of
+ * send[]: with push a slot in every rank's memory, with pull one in its own, with host one in
+ * pinned host memory and one in its own memory for itself. */
 #ifndef WEFT_SRC_DEV_CUDA_ARGS_H
 #define WEFT_SRC_DEV_CUDA_ARGS_H
 
@@ -22,6 +22,10 @@ enum {
     WEFT__CUDA_THREADS = 384, /* most threads of a block */
     WEFT__CUDA_GROUP = 256,   /* elements that a warp handles at once, 8 a thread */
     WEFT__CUDA_FLAG_AT = 64,  /* offset of the flags in a half slot */
+    WEFT__CUDA_STAGE_BYTES = 4352, /* shared memory of a warp that moves dense data */
+    WEFT__CUDA_PACKED_PITCH =
+        1024,                     /* bytes of a group of 16-bit elements on the wire; F32: twice */
+    WEFT__CUDA_DENSE_PITCH = 704, /* the same */
 };
 
 /* What a failed wait leaves behind, in the rank's control block; state is stored last, with
@@ -79,7 +83,7 @@ struct weft__cuda_reduce_args {
     uint32_t op, signature, two_shot;
     int32_t cluster;
     uint32_t late_release; /* dependents start when the outputs are stored, not earlier */
-    uint32_t unused;
+    int32_t section;       /* rows of a cluster that are sent together */
 };
 WEFT__SIZE_IS(struct weft__cuda_reduce_args, sizeof(struct weft__cuda_link) + 21 * 8 + 10 * 4);
 
@@ -103,16 +107,22 @@ WEFT__SIZE_IS(struct weft__cuda_move_args, sizeof(struct weft__cuda_link) + 38 *
  * a row, form in which data travels. */
 #define WEFT__CUDA_REDUCES(X)        \
     X(bf16, WEFT_BF16, one, packed)  \
+    X(bf16, WEFT_BF16, one, dense)   \
     X(bf16, WEFT_BF16, one, plain)   \
     X(bf16, WEFT_BF16, many, packed) \
+    X(bf16, WEFT_BF16, many, dense)  \
     X(bf16, WEFT_BF16, many, plain)  \
     X(f16, WEFT_F16, one, packed)    \
+    X(f16, WEFT_F16, one, dense)     \
     X(f16, WEFT_F16, one, plain)     \
     X(f16, WEFT_F16, many, packed)   \
+    X(f16, WEFT_F16, many, dense)    \
     X(f16, WEFT_F16, many, plain)    \
     X(f32, WEFT_F32, one, packed)    \
+    X(f32, WEFT_F32, one, dense)     \
     X(f32, WEFT_F32, one, plain)     \
     X(f32, WEFT_F32, many, packed)   \
+    X(f32, WEFT_F32, many, dense)    \
     X(f32, WEFT_F32, many, plain)
 
 #endif

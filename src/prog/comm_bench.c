@@ -1,53 +1,110 @@
-/* weft comm-bench: times of the collectives of CPU ranks, size by size, each result checked. */
+/* weft comm-bench: times of the collectives, of CPU or GPU ranks, size by size, each result
+ * checked; the same for NCCL, and what was measured at open. On GPUs the operations run inside a
+ * graph a rank. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/comm.h"
 #include "prog.h"
-#include "weft_comm.h"
 
 enum { HIDDEN = 4096, WARM_UPS = 5, ROW_BYTES = HIDDEN * 4 };
 
-enum operation { ALLREDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, OPERATIONS };
+enum operation { ALLREDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST };
 
 static const char *const operation_names[] = {"allreduce", "reduce-scatter", "all-gather",
                                               "broadcast"};
+static const enum weft__comm_op ops[] = {WEFT__ALLREDUCE, WEFT__REDUCE_SCATTER, WEFT__ALL_GATHER,
+                                         WEFT__BROADCAST};
+static const char *const algorithm_names[] = {"auto", "one-shot", "two-shot"};
+static const char *const path_names[] = {"auto", "push", "pull", "host", "nccl"};
 
 struct run {
     enum operation operation;
     int ranks;
-    int64_t rows, iterations;
-    weft_algorithm algorithm;
+    int64_t rows_min, rows_max, iterations;
+    bool json, plan, nccl, cuda;
     weft_world *world;
-    double us;     /* an operation, of rank 0 */
-    int64_t wrong; /* elements, of all ranks */
+    bool first; /* no line has been printed */
+    bool wrong;
     weft_error err[WEFT_COMM_RANKS_MAX];
 };
 
 struct rank_run {
     struct run *run;
     int rank;
-    int64_t wrong;
+    weft_comm *comm;
+    uint8_t *in, *out; /* in: rows_max rows; out: of all ranks */
+    float *host;       /* as large as out */
     weft_status status;
     pthread_t thread;
 };
 
-struct tensors {
-    float *in, *out; /* in: [rows, HIDDEN]; out: [ranks * rows, HIDDEN] */
+/* What a rank has found out about one size. */
+struct finding {
+    double us;
+    int64_t wrong;
 };
 
-/* Small whole numbers, so that every order of a sum gives the same. */
-static float input_at(int rank, int64_t i) { return (float)(i % 97 + rank); }
+/* ---- memory ---- */
 
-static weft_status operate(weft_comm *comm, const struct run *run, const struct tensors *t,
-                           weft_error *err)
+static weft_status take(struct rank_run *self, size_t bytes, uint8_t **out, weft_error *err)
 {
+    const struct weft__dev_trial *dev = self->comm->dev->trial;
+    if (dev != NULL) return dev->memory_take(self->comm->kernels, bytes, (void **)out, err);
+    *out = calloc(1, bytes);
+    return *out != NULL ? WEFT_OK : weft__fail_oom(err, bytes, "tensors");
+}
+
+static void give(struct rank_run *self, uint8_t *memory)
+{
+    if (memory != NULL && self->comm->dev->trial != NULL)
+        self->comm->dev->trial->memory_give(self->comm->kernels, memory);
+    else
+        free(memory);
+}
+
+static weft_status store(struct rank_run *self, uint8_t *to, size_t bytes, weft_error *err)
+{
+    const struct weft__dev_trial *dev = self->comm->dev->trial;
+    if (dev != NULL) return dev->memory_write(self->comm->kernels, to, self->host, bytes, err);
+    memcpy(to, self->host, bytes);
+    return WEFT_OK;
+}
+
+static weft_status load(struct rank_run *self, const uint8_t *from, size_t bytes, weft_error *err)
+{
+    const struct weft__dev_trial *dev = self->comm->dev->trial;
+    if (dev != NULL) return dev->memory_read(self->comm->kernels, self->host, from, bytes, err);
+    memcpy(self->host, from, bytes);
+    return WEFT_OK;
+}
+
+/* Until all ranks are here, with nothing at work; everyone's findings. */
+static weft_status meet(struct rank_run *self, const struct finding *mine, struct finding *all,
+                        weft_error *err)
+{
+    weft_gather gather = {.rows = 1, .row_bytes = sizeof *mine, .in = mine, .out = all};
+    return weft__comm_gather_host(self->comm, &gather, err);
+}
+
+/* ---- one size ---- */
+
+static weft_status operate(struct rank_run *self, int64_t rows, weft_error *err)
+{
+    const struct run *run = self->run;
+    weft_comm *comm = self->comm;
+    size_t bytes = (size_t)rows * ROW_BYTES;
     weft_reduce reduce = {
-        .tokens = run->rows, .hidden = HIDDEN, .dtype = WEFT_F32, .x = t->in, .y = t->out};
-    weft_gather gather = {
-        .rows = 1, .row_bytes = (size_t)run->rows * ROW_BYTES, .in = t->in, .out = t->out};
-    weft_broadcast broadcast = {.bytes = (size_t)run->rows * ROW_BYTES, .data = t->out};
+        .tokens = rows, .hidden = HIDDEN, .dtype = WEFT_F32, .x = self->in, .y = self->out};
+    weft_gather gather = {.rows = 1, .row_bytes = bytes, .in = self->in, .out = self->out};
+    weft_broadcast broadcast = {.bytes = bytes, .data = self->out};
+    if (run->nccl) {
+        const void *in = run->operation == BROADCAST ? self->out : self->in;
+        return comm->dev->baseline->run(comm->kernels, ops[run->operation], in, self->out, bytes,
+                                        err);
+    }
     switch (run->operation) {
     case ALLREDUCE:
         return weft_comm_allreduce(comm, &reduce, err);
@@ -60,87 +117,79 @@ static weft_status operate(weft_comm *comm, const struct run *run, const struct 
     }
 }
 
-/* Elements of the last result that are not what they must be. */
-static int64_t count_wrong(const struct run *run, int rank, const float *out)
+/* By the clock. */
+static weft_status time_calls(struct rank_run *self, int64_t rows, double *us, weft_error *err)
 {
-    int64_t first = 0, count = run->rows * HIDDEN, wrong = 0;
-    if (run->operation == REDUCE_SCATTER) {
-        count = weft_comm_share(run->rows, run->ranks, rank, &first) * HIDDEN;
-        first *= HIDDEN;
-    }
-    if (run->operation == ALL_GATHER) count *= run->ranks;
-    for (int64_t i = 0; i < count; i++) {
-        int64_t in = (first + i) % (run->rows * HIDDEN);
-        float want = input_at(0, in);
-        if (run->operation == ALL_GATHER) want = input_at((int)(i / (run->rows * HIDDEN)), in);
-        if (run->operation <= REDUCE_SCATTER)
-            want = want * (float)run->ranks + (float)(run->ranks * (run->ranks - 1) / 2);
-        wrong += out[i] != want;
-    }
-    return wrong;
-}
-
-static weft_status measure(weft_comm *comm, struct rank_run *self, const struct tensors *t,
-                           weft_error *err)
-{
-    struct run *run = self->run;
-    for (int64_t i = 0; i < run->rows * HIDDEN; i++) t->in[i] = input_at(self->rank, i);
-    if (run->operation == BROADCAST && self->rank == 0)
-        memcpy(t->out, t->in, (size_t)run->rows * ROW_BYTES);
-    for (int i = 0; i < WARM_UPS; i++) WEFT__TRY(operate(comm, run, t, err));
-    WEFT__TRY(weft_comm_barrier(comm, err));
+    int64_t iterations = self->run->iterations;
+    for (int i = 0; i < WARM_UPS; i++) WEFT__TRY(operate(self, rows, err));
+    WEFT__TRY(weft_comm_barrier(self->comm, err));
     uint64_t begun = weft__now_ns();
-    for (int64_t i = 0; i < run->iterations; i++) WEFT__TRY(operate(comm, run, t, err));
-    WEFT__TRY(weft_comm_barrier(comm, err));
-    if (self->rank == 0) run->us = (double)(weft__now_ns() - begun) / 1e3 / (double)run->iterations;
-    self->wrong = count_wrong(run, self->rank, t->out);
+    for (int64_t i = 0; i < iterations; i++) WEFT__TRY(operate(self, rows, err));
+    WEFT__TRY(weft_comm_barrier(self->comm, err));
+    *us = (double)(weft__now_ns() - begun) / 1e3 / (double)iterations;
     return WEFT_OK;
 }
 
-static void *rank_main(void *arg)
+/* Inside a graph, whose second run counts. */
+static weft_status time_graph(struct rank_run *self, int64_t rows, double *us, weft_error *err)
 {
-    struct rank_run *self = arg;
-    struct run *run = self->run;
-    weft_error *err = &run->err[self->rank];
-    size_t bytes = (size_t)run->rows * ROW_BYTES;
-    struct tensors t = {malloc(bytes), calloc((size_t)run->ranks, bytes)};
-    weft_comm *comm = NULL;
-    self->status = t.in == NULL || t.out == NULL
-                       ? weft__fail_oom(err, bytes * (size_t)(run->ranks + 1), "tensors")
-                       : weft_comm_open(run->world, self->rank, &comm, err);
-    if (self->status == WEFT_OK) self->status = measure(comm, self, &t, err);
-    weft_comm_close(comm);
-    free(t.in);
-    free(t.out);
-    return NULL;
-}
-
-/* All ranks' part of one line. */
-static weft_status run_ranks(struct run *run, weft_error *err)
-{
-    struct rank_run ranks[WEFT_COMM_RANKS_MAX];
-    weft_world_options options = {.size = run->ranks, .algorithm = run->algorithm};
-    WEFT__TRY(weft_world_create(&options, &run->world, err));
+    const struct weft__dev_trial *dev = self->comm->dev->trial;
+    struct weft__comm_kernels *k = self->comm->kernels;
+    struct finding nothing = {0}, all[WEFT_COMM_RANKS_MAX];
+    float graph_us = 0;
+    WEFT__TRY(operate(self, rows, err)); /* NCCL connects when it is first called */
+    WEFT__TRY(meet(self, &nothing, all, err));
+    WEFT__TRY(dev->begin(k, err));
     weft_status status = WEFT_OK;
-    int started = 0;
-    for (; started < run->ranks; started++) {
-        ranks[started] = (struct rank_run){.run = run, .rank = started};
-        if (pthread_create(&ranks[started].thread, NULL, rank_main, &ranks[started]) != 0) break;
-    }
-    if (started < run->ranks)
-        status =
-            weft__fail(err, WEFT_NO_MEMORY, "cannot start thread %d of %d", started, run->ranks);
-    run->wrong = 0;
-    for (int r = 0; r < started; r++) {
-        (void)pthread_join(ranks[r].thread, NULL);
-        run->wrong += ranks[r].wrong;
-        if (ranks[r].status == WEFT_OK || status != WEFT_OK) continue;
-        status = ranks[r].status;
-        *err = run->err[r];
-    }
-    weft_world_destroy(run->world);
+    for (int64_t i = 0; i < self->run->iterations && status == WEFT_OK; i++)
+        status = operate(self, rows, err);
+    weft_status ended = dev->end(k, status == WEFT_OK ? err : NULL);
+    if (status == WEFT_OK) status = ended;
+    if (status == WEFT_OK) status = meet(self, &nothing, all, err);
+    for (int i = 0; i < 2 && status == WEFT_OK; i++) status = dev->run(k, &graph_us, err);
+    if (status == WEFT_OK) status = meet(self, &nothing, all, err);
+    dev->drop(k);
+    *us = (double)graph_us / (double)self->run->iterations;
     return status;
 }
+
+/* Small whole numbers, so that every order of a sum gives the same. */
+static float input_at(int rank, int64_t i) { return (float)(i % 97 + rank); }
+
+/* Inputs; and outputs that nothing writes by accident. */
+static weft_status prepare(struct rank_run *self, int64_t rows, weft_error *err)
+{
+    size_t bytes = (size_t)rows * ROW_BYTES;
+    bool root = self->run->operation == BROADCAST && self->rank == 0;
+    memset(self->host, 0xff, bytes * (size_t)self->run->ranks);
+    WEFT__TRY(store(self, self->out, bytes * (size_t)self->run->ranks, err));
+    for (int64_t i = 0; i < rows * HIDDEN; i++) self->host[i] = input_at(self->rank, i);
+    return store(self, root ? self->out : self->in, bytes, err);
+}
+
+/* Elements of the last result that are not what they must be. */
+static weft_status check(struct rank_run *self, int64_t rows, int64_t *wrong, weft_error *err)
+{
+    const struct run *run = self->run;
+    int64_t first = 0, count = rows * HIDDEN;
+    if (run->operation == REDUCE_SCATTER) {
+        count = weft_comm_share(rows, run->ranks, self->rank, &first) * HIDDEN;
+        first *= HIDDEN;
+    }
+    if (run->operation == ALL_GATHER) count *= run->ranks;
+    WEFT__TRY(load(self, self->out, (size_t)count * 4, err));
+    for (int64_t i = 0; i < count; i++) {
+        int64_t in = (first + i) % (rows * HIDDEN);
+        float want = input_at(0, in);
+        if (run->operation == ALL_GATHER) want = input_at((int)(i / (rows * HIDDEN)), in);
+        if (run->operation <= REDUCE_SCATTER)
+            want = want * (float)run->ranks + (float)(run->ranks * (run->ranks - 1) / 2);
+        *wrong += self->host[i] != want;
+    }
+    return WEFT_OK;
+}
+
+/* ---- words ---- */
 
 /* Bytes a rank must send or receive for each byte of the input, as nccl-tests counts. */
 static double bus_factor(const struct run *run)
@@ -151,63 +200,188 @@ static double bus_factor(const struct run *run)
     return run->operation == ALL_GATHER ? p - 1 : 1;
 }
 
-static void print_line(const struct run *run, bool json, bool first)
+static void print_line(const struct rank_run *self, int64_t rows, const struct finding *all)
 {
-    double bytes = (double)(run->rows * ROW_BYTES);
-    double bus = bytes * bus_factor(run) / run->us / 1e3;
-    static const char *const algorithms[] = {"auto", "one-shot", "two-shot"};
-    const char *name = operation_names[run->operation], *how = algorithms[run->algorithm];
-    if (json)
-        printf("%s\n  {\"operation\": \"%s\", \"ranks\": %d, \"bytes\": %.0f, \"path\": \"shm\", "
+    struct run *run = self->run;
+    struct finding sum = {0};
+    for (int r = 0; r < run->ranks; r++) {
+        sum.wrong += all[r].wrong;
+        if (all[r].us > sum.us) sum.us = all[r].us;
+    }
+    run->wrong = run->wrong || sum.wrong != 0;
+    double bytes = (double)(rows * ROW_BYTES), bus = bytes * bus_factor(run) / sum.us / 1e3;
+    struct weft__comm_choice choice =
+        weft__comm_plan_choose(self->comm, ops[run->operation], (uint64_t)rows * ROW_BYTES);
+    weft_path asked = self->comm->link.path, path = weft__way_path(choice.way);
+    const char *name = operation_names[run->operation];
+    const char *how = run->nccl ? "own" : choice.two_shot ? "two-shot" : "one-shot";
+    const char *where = run->nccl    ? "nccl"
+                        : !run->cuda ? "shm"
+                                     : path_names[path != WEFT_PATH_AUTO ? path : asked];
+    if (run->json)
+        printf("%s\n  {\"operation\": \"%s\", \"ranks\": %d, \"bytes\": %.0f, \"path\": \"%s\", "
                "\"algorithm\": \"%s\", \"us\": %.3f, \"bus_gb_s\": %.3f, \"wrong\": %lld}",
-               first ? "[" : ",", name, run->ranks, bytes, how, run->us, bus,
-               (long long)run->wrong);
+               run->first ? "[" : ",", name, run->ranks, bytes, where, how, sum.us, bus,
+               (long long)sum.wrong);
     else
-        printf("%-14s %5d %12.0f  shm   %-8s %12.2f %10.3f %10lld\n", name, run->ranks, bytes, how,
-               run->us, bus, (long long)run->wrong);
+        printf("%-14s %5d %12.0f  %-5s %-8s %12.2f %10.3f %10lld\n", name, run->ranks, bytes, where,
+               how, sum.us, bus, (long long)sum.wrong);
+    run->first = false;
     (void)fflush(stdout);
 }
 
-static int run_table(struct run *run, int64_t rows_min, int64_t rows_max, bool json)
+static weft_status print_plan(const struct rank_run *self, weft_error *err)
 {
-    int64_t wrong = 0;
-    bool first = true;
-    if (!json)
-        printf("%-14s %5s %12s  path  %-8s %12s %10s %10s\n", "operation", "ranks", "bytes", "how",
-               "us", "bus GB/s", "wrong");
-    for (run->rows = rows_min; run->rows <= rows_max; run->rows *= 4) {
-        weft_error err = {0};
-        if (run_ranks(run, &err) != WEFT_OK) return weft__report("comm-bench", &err);
-        print_line(run, json, first);
-        wrong += run->wrong;
-        first = false;
+    struct run *run = self->run;
+    int count = weft_comm_plan(self->comm, NULL, 0);
+    weft_comm_way *ways = calloc((size_t)count, sizeof *ways);
+    if (ways == NULL && count > 0) return weft__fail_oom(err, sizeof *ways, "the plan");
+    (void)weft_comm_plan(self->comm, ways, count);
+    for (int i = 0; i < count; i++) {
+        const weft_comm_way *w = &ways[i];
+        const char *path = path_names[w->path], *how = algorithm_names[w->algorithm];
+        if (run->json)
+            printf("%s\n  {\"operation\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"path\": \"%s\", "
+                   "\"form\": \"%s\", \"algorithm\": \"%s\", \"us\": %.3f, \"chosen\": %s}",
+                   run->first ? "[" : ",", w->op, run->ranks, w->bytes, path, w->form, how,
+                   (double)w->us, w->chosen ? "true" : "false");
+        else
+            printf("%-14s %5d %12zu  %-5s %-8s %12.2f  %-6s %s\n", w->op, run->ranks, w->bytes,
+                   path, how, (double)w->us, w->form, w->chosen ? "chosen" : "");
+        run->first = false;
     }
-    if (json) printf("\n]\n");
-    return wrong == 0 ? WEFT__EXIT_OK : WEFT__EXIT_FAILED;
+    free(ways);
+    return WEFT_OK;
 }
 
-static bool find(const char *word, const char *const *names, int count, int *out)
+/* ---- the ranks ---- */
+
+static weft_status measure(struct rank_run *self, weft_error *err)
 {
-    for (int i = 0; i < count; i++)
-        if (strcmp(word, names[i]) == 0) {
-            *out = i;
-            return true;
-        }
-    return false;
+    struct run *run = self->run;
+    size_t bytes = (size_t)run->rows_max * ROW_BYTES;
+    uint8_t id[WEFT__NCCL_ID_BYTES] = {0}, ids[WEFT_COMM_RANKS_MAX * WEFT__NCCL_ID_BYTES];
+    const struct weft__dev_baseline *baseline = self->comm->dev->baseline;
+    struct finding all[WEFT_COMM_RANKS_MAX];
+    if (run->nccl) {
+        WEFT__TRY(baseline->id(self->comm->kernels, id, err));
+        weft_gather gather = {.rows = 1, .row_bytes = sizeof id, .in = id, .out = ids};
+        WEFT__TRY(weft__comm_gather_host(self->comm, &gather, err));
+        WEFT__TRY(baseline->open(self->comm->kernels, ids, err));
+    }
+    WEFT__TRY(take(self, bytes, &self->in, err));
+    WEFT__TRY(take(self, bytes * (size_t)run->ranks, &self->out, err));
+    for (int64_t rows = run->rows_min; rows <= run->rows_max; rows *= 4) {
+        struct finding mine = {0};
+        /* NCCL's shares are even. */
+        if (run->nccl && run->operation == REDUCE_SCATTER && rows % run->ranks != 0) continue;
+        WEFT__TRY(prepare(self, rows, err));
+        WEFT__TRY(meet(self, &mine, all, err));
+        WEFT__TRY(run->cuda ? time_graph(self, rows, &mine.us, err)
+                            : time_calls(self, rows, &mine.us, err));
+        WEFT__TRY(check(self, rows, &mine.wrong, err));
+        WEFT__TRY(meet(self, &mine, all, err));
+        if (self->rank == 0) print_line(self, rows, all);
+    }
+    return WEFT_OK;
+}
+
+static void *rank_main(void *arg)
+{
+    struct rank_run *self = arg;
+    struct run *run = self->run;
+    weft_error *err = &run->err[self->rank];
+    size_t bytes = (size_t)run->rows_max * ROW_BYTES * (size_t)run->ranks;
+    self->host = malloc(bytes);
+    self->status = self->host == NULL ? weft__fail_oom(err, bytes, "tensors")
+                                      : weft_comm_open(run->world, self->rank, &self->comm, err);
+    if (self->status == WEFT_OK && run->plan) {
+        if (self->rank == 0) self->status = print_plan(self, err);
+    } else if (self->status == WEFT_OK) {
+        self->status = measure(self, err);
+        if (self->status != WEFT_OK) weft_comm_abort(self->comm, err->text);
+    }
+    if (self->comm != NULL) {
+        weft_status idle = weft_comm_sync(self->comm, NULL); /* before memory goes */
+        if (self->status == WEFT_OK) self->status = idle;
+        give(self, self->in);
+        give(self, self->out);
+        if (run->nccl) self->comm->dev->baseline->close(self->comm->kernels);
+    }
+    weft_comm_close(self->comm);
+    free(self->host);
+    return NULL;
+}
+
+static weft_status run_ranks(struct run *run, weft_error *err)
+{
+    struct rank_run ranks[WEFT_COMM_RANKS_MAX];
+    weft_status status = WEFT_OK;
+    int started = 0;
+    for (; started < run->ranks; started++) {
+        ranks[started] = (struct rank_run){.run = run, .rank = started};
+        if (pthread_create(&ranks[started].thread, NULL, rank_main, &ranks[started]) != 0) break;
+    }
+    if (started < run->ranks)
+        status =
+            weft__fail(err, WEFT_NO_MEMORY, "cannot start thread %d of %d", started, run->ranks);
+    for (int r = 0; r < started; r++) {
+        (void)pthread_join(ranks[r].thread, NULL);
+        if (ranks[r].status == WEFT_OK || status != WEFT_OK) continue;
+        status = ranks[r].status;
+        *err = run->err[r];
+    }
+    return status;
+}
+
+static int run_table(struct run *run, const weft_world_options *options)
+{
+    weft_error err = {0};
+    run->first = true;
+    weft_status status = weft_world_create(options, &run->world, &err);
+    if (!run->json && status == WEFT_OK)
+        printf("%-14s %5s %12s  %-5s %-8s %12s %s\n", "operation", "ranks", "bytes", "path", "how",
+               "us", run->plan ? " form" : "  bus GB/s      wrong");
+    if (status == WEFT_OK) status = run_ranks(run, &err);
+    weft_world_destroy(run->world);
+    if (run->json) printf(run->first ? "[]\n" : "\n]\n");
+    if (status != WEFT_OK) return weft__report("comm-bench", &err);
+    return run->wrong ? WEFT__EXIT_FAILED : WEFT__EXIT_OK;
+}
+
+/* ---- the command ---- */
+
+/* "0,0,1" -> ordinals; how many, 0 when the text is none. */
+static int parse_devices(const char *text, int *ordinals)
+{
+    for (int count = 0; count < WEFT_COMM_RANKS_MAX; text++) {
+        char *end;
+        long ordinal = strtol(text, &end, 10);
+        if (end == text || ordinal < 0 || ordinal > 1023) return 0;
+        ordinals[count++] = (int)ordinal;
+        text = end;
+        if (*text == '\0') return count;
+        if (*text != ',') return 0;
+    }
+    return 0;
 }
 
 int weft__cmd_comm_bench(int argc, char **argv)
 {
-    static const char *const algorithms[] = {"auto", "one-shot", "two-shot"};
-    const char *operation = "allreduce", *algorithm = "auto";
+    const char *devices = NULL;
+    int64_t operation = ALLREDUCE, algorithm = WEFT_ALGORITHM_AUTO, path = WEFT_PATH_AUTO;
     int64_t ranks = 2, rows_min = 1, rows_max = 256, iterations = 50;
-    bool json = false;
+    bool json = false, plan = false;
     const struct weft__option options[] = {
-        {WEFT__OPTION_STRING, "operation", &operation, 0, 0, "NAME",
-         "allreduce, reduce-scatter, all-gather, broadcast (allreduce)"},
+        {WEFT__OPTION_CHOICE, "operation", &operation, 0, 0,
+         "allreduce|reduce-scatter|all-gather|broadcast", "what is timed (allreduce)"},
         {WEFT__OPTION_INT, "ranks", &ranks, 1, WEFT_COMM_RANKS_MAX, "N", "CPU ranks (2)"},
-        {WEFT__OPTION_STRING, "algorithm", &algorithm, 0, 0, "NAME",
-         "of reductions: auto, one-shot, two-shot (auto)"},
+        {WEFT__OPTION_STRING, "cuda", &devices, 0, 0, "N,N...", "GPU ranks, one a CUDA device"},
+        {WEFT__OPTION_CHOICE, "path", &path, 0, 0, "auto|push|pull|host|nccl",
+         "between GPUs (auto)"},
+        {WEFT__OPTION_CHOICE, "algorithm", &algorithm, 0, 0, "auto|one-shot|two-shot",
+         "of reductions (auto)"},
+        {WEFT__OPTION_FLAG, "plan", &plan, 0, 0, NULL, "what was measured when GPU ranks opened"},
         {WEFT__OPTION_INT, "rows-min", &rows_min, 1, 1 << 16, "N", "rows of 16 KiB at first (1)"},
         {WEFT__OPTION_INT, "rows-max", &rows_max, 1, 1 << 16, "N", "rows at most (256)"},
         {WEFT__OPTION_INT, "iterations", &iterations, 1, 1 << 20, "N", "of each size (50)"},
@@ -217,18 +391,30 @@ int weft__cmd_comm_bench(int argc, char **argv)
     struct weft__command_line line = {
         .command = "comm-bench",
         .synopsis = "",
-        .about = "Times of the collectives of CPU ranks by size, each result checked.",
+        .about = "Times of the collectives of CPU or GPU ranks by size, each result checked.",
         .options = options,
     };
-    int status, kind, how;
+    int status, ordinals[WEFT_COMM_RANKS_MAX];
     if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
-    if (!find(operation, operation_names, OPERATIONS, &kind))
-        return weft__usage("comm-bench", "unknown operation \"%s\"", operation);
-    if (!find(algorithm, algorithms, 3, &how))
-        return weft__usage("comm-bench", "unknown algorithm \"%s\"", algorithm);
-    struct run run = {.operation = (enum operation)kind,
+    if (devices != NULL && (ranks = parse_devices(devices, ordinals)) == 0)
+        return weft__usage("comm-bench", "--cuda wants device numbers like 0,1, not \"%s\"",
+                           devices);
+    if (devices == NULL && (path != WEFT_PATH_AUTO || plan))
+        return weft__usage("comm-bench", "--path and --plan are about GPU ranks: give --cuda");
+    bool nccl = path > WEFT_PATH_HOST;
+    struct run run = {.operation = (enum operation)operation,
                       .ranks = (int)ranks,
+                      .rows_min = rows_min,
+                      .rows_max = rows_max,
                       .iterations = iterations,
-                      .algorithm = (weft_algorithm)how};
-    return run_table(&run, rows_min, rows_max, json);
+                      .json = json,
+                      .plan = plan,
+                      .nccl = nccl,
+                      .cuda = devices != NULL};
+    weft_world_options world = {.size = run.ranks,
+                                .algorithm = (weft_algorithm)algorithm,
+                                .message_bytes = devices != NULL ? 16 << 20 : 0,
+                                .cuda_devices = devices != NULL ? ordinals : NULL,
+                                .path = nccl ? WEFT_PATH_AUTO : (weft_path)path};
+    return run_table(&run, &world);
 }

@@ -74,7 +74,8 @@ static bool bench_open(struct bench *bench, const struct gpu_place *place, int p
                                   .message_bytes = MESSAGE_BYTES,
                                   .heap_bytes = 4096,
                                   .cuda_devices = place->ordinal};
-    if (weft_world_create(&options, &bench->world, err) != WEFT_OK) return false;
+    struct weft__tuning tuning = {.unmeasured = true};
+    if (weft__world_create(&options, &tuning, &bench->world, err) != WEFT_OK) return false;
     for (int r = 0; r < p; r++) {
         opening[r] = (struct opening){.bench = bench, .rank = r};
         if (pthread_create(&thread[r], NULL, open_rank, &opening[r]) != 0) abort();
@@ -248,6 +249,7 @@ static float time_of(struct bench *bench, const struct setup *setup)
 /* ---- what is measured ---- */
 
 static const char *const path_names[] = {"auto", "push", "pull", "host"};
+static const char *const wire_names[] = {"auto  ", "packed", "dense ", "plain "};
 
 static void sweep(struct bench *bench)
 {
@@ -262,12 +264,11 @@ static void sweep(struct bench *bench)
                         .rows = rows[i],
                         .algorithm = (weft_algorithm)algorithm,
                         .tuning = {.path = (weft_path)path, .wire = (enum weft__cuda_wire)wire}};
-                    if ((wire == WEFT__CUDA_PACKED && rows[i] > 16) ||
+                    if ((wire != WEFT__CUDA_PLAIN && rows[i] > 16) ||
                         (algorithm == 2 && rows[i] < 16))
                         continue;
                     printf("%d %s %4lld %s %s:", bench->p, path_names[path], (long long)rows[i],
-                           wire == WEFT__CUDA_PACKED ? "packed" : "plain ",
-                           algorithm == 1 ? "one-shot" : "two-shot");
+                           wire_names[wire], algorithm == 1 ? "one-shot" : "two-shot");
                     for (setup.tuning.cluster = 1; setup.tuning.cluster <= 8;
                          setup.tuning.cluster *= 2)
                         printf(" %7.2f", (double)time_of(bench, &setup));
@@ -302,24 +303,30 @@ static void parts(struct bench *bench)
     }
 }
 
-/* Short messages through host memory: which form, over how many blocks a row. */
+/* Short messages through host memory: which form, over how many blocks a row, how many rows at work
+ * at once, how many sent at once. */
 static void host_forms(struct bench *bench)
 {
     static const int64_t rows[] = {1, 4, 16};
-    printf("p host rows wire: us at cluster 1 2 4 8\n");
+    printf("p host rows wire clusters section: us at cluster 1 2 4 8\n");
     for (size_t i = 0; i < WEFT__COUNT(rows); i++)
-        for (int wire = WEFT__CUDA_PACKED; wire <= WEFT__CUDA_PLAIN; wire++) {
-            printf("%d host %2lld %s:", bench->p, (long long)rows[i],
-                   wire == WEFT__CUDA_PACKED ? "packed" : "plain ");
-            for (int cluster = 1; cluster <= 8; cluster *= 2) {
-                struct setup setup = {.rows = rows[i],
-                                      .tuning = {.path = WEFT_PATH_HOST,
-                                                 .wire = (enum weft__cuda_wire)wire,
-                                                 .cluster = cluster}};
-                printf(" %7.2f", (double)time_of(bench, &setup));
-            }
-            printf("\n");
-        }
+        for (int wire = WEFT__CUDA_PACKED; wire <= WEFT__CUDA_PLAIN; wire++)
+            for (int clusters = 2; clusters <= 16; clusters *= 2)
+                for (int section = 1; section <= 4; section *= 4) {
+                    if (clusters > rows[i] && clusters > 2) continue;
+                    printf("%d host %2lld %s %2d %d:", bench->p, (long long)rows[i],
+                           wire_names[wire], clusters, section);
+                    for (int cluster = 1; cluster <= 8; cluster *= 2) {
+                        struct setup setup = {.rows = rows[i],
+                                              .tuning = {.path = WEFT_PATH_HOST,
+                                                         .wire = (enum weft__cuda_wire)wire,
+                                                         .cluster = cluster,
+                                                         .clusters = rows[i] == 1 ? 1 : clusters,
+                                                         .section = section}};
+                        printf(" %7.2f", (double)time_of(bench, &setup));
+                    }
+                    printf("\n");
+                }
 }
 
 static void table(struct bench *bench)
@@ -365,7 +372,7 @@ int main(int argc, char **argv)
             return 1;
         }
         measure(&bench);
-        if (measure == parts) host_forms(&bench);
+        if (measure == parts && p == 2) host_forms(&bench);
         bench_close(&bench);
     }
     return 0;

@@ -63,8 +63,9 @@ static void pick_tuning(struct plan *plan, uint64_t *state, uint32_t usable)
     while ((usable >> tuning->path & 1) == 0);
     int64_t row = weft__ceil_div(plan->hidden, 256) * 256;
     bool fits = plan->tokens * row * (plan->dtype == WEFT_F32 ? 16 : 8) <= WEFT__CUDA_PACKED_BYTES;
-    tuning->wire = (enum weft__cuda_wire)pick_from(state, 0, 2);
-    if (!fits && tuning->wire == WEFT__CUDA_PACKED) tuning->wire = WEFT__CUDA_PLAIN;
+    tuning->wire = (enum weft__cuda_wire)pick_from(state, 0, WEFT__CUDA_PLAIN);
+    if (!fits && tuning->wire != WEFT__CUDA_WIRE_AUTO) tuning->wire = WEFT__CUDA_PLAIN;
+    tuning->section = (int)pick_from(state, 0, 4);
     tuning->cluster = clusters[pick_from(state, 0, 5)];
     tuning->serial = pick_from(state, 0, 1) == 1;
     tuning->late = pick_from(state, 0, 1) == 1;
@@ -350,7 +351,7 @@ static void bits_are_the_cpus(void **state)
     struct gpu_place *place = *state;
     for (int p = 1; p <= (place->brief ? 3 : 8); p++) {
         /* The epoch wraps within the first cases. */
-        struct weft__tuning tuning = {.first_epoch = 0xfffffff0u};
+        struct weft__tuning tuning = {.first_epoch = 0xfffffff0u, .unmeasured = true};
         weft_world *gpu = world_of(
             (weft_world_options){.size = p, .cuda_devices = place->ordinal, .timeout_ms = 20000},
             tuning);

@@ -103,7 +103,7 @@ static weft_status chain(struct gpu_rank *self, weft_error *err)
     for (int i = 0; i < LINKS && status == WEFT_OK; i++) {
         /* By turns chained early, chained late and one by one; packed and plain. */
         struct weft__cuda_tuning tuning = {.path = job->path,
-                                           .wire = (enum weft__cuda_wire)(1 + i / 7 % 2),
+                                           .wire = (enum weft__cuda_wire)(1 + i / 7 % 3),
                                            .late = i / 3 % 3 == 1,
                                            .serial = i / 3 % 3 == 2};
         weft__cuda_tune(self->comm->kernels, &tuning);
@@ -193,7 +193,7 @@ static weft_status epochs(struct gpu_rank *self, weft_error *err)
     for (int i = 0; i < job->epochs; i++) {
         size_t at = (size_t)(i % SLOTS) * WIDTH * 4;
         struct weft__cuda_tuning tuning = {.path = (weft_path)pick_from(&same, 1, 3),
-                                           .wire = (enum weft__cuda_wire)pick_from(&same, 1, 2)};
+                                           .wire = (enum weft__cuda_wire)pick_from(&same, 1, 3)};
         if ((self->comm->kernels->usable >> tuning.path & 1) == 0) tuning.path = WEFT_PATH_AUTO;
         weft__cuda_tune(self->comm->kernels, &tuning);
         weft_reduce op = {

@@ -27,7 +27,21 @@ struct weft__cuda_rank {
     struct weft__comm_post last[WEFT__COMM_CHANNELS]; /* enqueued, for the text of a mismatch */
 };
 
-enum weft__cuda_wire { WEFT__CUDA_WIRE_AUTO, WEFT__CUDA_PACKED, WEFT__CUDA_PLAIN };
+/* Forms in which data travels, and of a way; order of WEFT__CUDA_REDUCES. */
+enum weft__cuda_wire {
+    WEFT__CUDA_WIRE_AUTO,
+    WEFT__CUDA_PACKED,
+    WEFT__CUDA_DENSE,
+    WEFT__CUDA_PLAIN
+};
+
+/* What `groups` groups of 16-bit elements take of a half slot, packed or dense. */
+static inline uint64_t weft__cuda_wire_bytes(enum weft__cuda_wire wire, uint64_t groups,
+                                             bool two_shot)
+{
+    uint64_t pitch = wire == WEFT__CUDA_DENSE ? WEFT__CUDA_DENSE_PITCH : WEFT__CUDA_PACKED_PITCH;
+    return groups * pitch * (two_shot ? 2 : 1);
+}
 
 /* Choices that are made for every operation; zeros leave them to the library. The same on all
  * ranks. For tests and benchmarks. */
@@ -36,12 +50,13 @@ struct weft__cuda_tuning {
     enum weft__cuda_wire wire;
     int cluster;  /* blocks that share a row */
     int clusters; /* at work at once */
+    int section;  /* rows of a cluster that are sent together */
     bool serial;  /* kernels start when the one before has ended */
     bool late;    /* weft__cuda_reduce_args.late_release */
     bool local;   /* the rank's own rows alone: what is left of an operation without exchange */
 };
 
-enum { WEFT__CUDA_DTYPES = 3, WEFT__CUDA_INSTANCES = WEFT__CUDA_DTYPES * 4 };
+enum { WEFT__CUDA_DTYPES = 3, WEFT__CUDA_INSTANCES = WEFT__CUDA_DTYPES * 6 };
 
 /* How many clusters of a shape fit on the device, for one rank. */
 struct weft__cuda_fit {
@@ -58,6 +73,8 @@ struct weft__comm_kernels {
     struct weft__cuda_fit fits[64];
     int fit_count;
     struct weft__cuda_tuning tuning;
+    CUgraphExec graph;       /* of a trial */
+    struct weft__nccl *nccl; /* of a baseline */
 };
 
 /* Makes a failed CUDA call the session's failure. */
@@ -72,6 +89,9 @@ void weft__cuda_sync(struct weft__comm_kernels *k);
 
 /* Whether a kernel of every instance fits beside those of all ranks on the device. */
 weft_status weft__cuda_check_fit(struct weft__comm_kernels *k, weft_error *err);
+
+extern const struct weft__dev_trial weft__cuda_trial;
+extern const struct weft__dev_baseline weft__cuda_nccl;
 
 void weft__cuda_tune(struct weft__comm_kernels *k, const struct weft__cuda_tuning *tuning);
 

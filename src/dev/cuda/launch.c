@@ -59,8 +59,6 @@ void weft__cuda_sync(struct weft__comm_kernels *k)
 
 /* ---- shape of a launch ---- */
 
-enum { ONE_PACKED, ONE_PLAIN, MANY_PACKED, MANY_PLAIN }; /* order of WEFT__CUDA_REDUCES */
-
 static int dtype_index(weft_dtype dtype)
 {
     return dtype == WEFT_BF16 ? 0 : dtype == WEFT_F16 ? 1 : 2;
@@ -123,18 +121,27 @@ static int fit_of(struct weft__comm_kernels *k, const struct shape *shape)
     return clusters;
 }
 
+/* Order of WEFT__CUDA_REDUCES. */
+static int instance_of(weft_dtype dtype, bool one, enum weft__cuda_wire wire)
+{
+    return 6 * dtype_index(dtype) + (one ? 0 : 3) + (int)wire - WEFT__CUDA_PACKED;
+}
+
 /* A row over `cluster` blocks. */
-static struct shape shape_of(weft_dtype dtype, int64_t hidden, bool packed, int cluster)
+static struct shape shape_of(weft_dtype dtype, int64_t hidden, enum weft__cuda_wire wire,
+                             int cluster)
 {
     int groups = (int)weft__ceil_div(hidden, WEFT__CUDA_GROUP),
         chunk_bytes = dtype == WEFT_F32 ? 32 : 16;
     int each = (int)weft__ceil_div(groups, cluster * (WEFT__CUDA_THREADS / 32)); /* of a warp */
     int warps = (int)weft__ceil_div(groups, cluster * each);
     bool one = each == 1;
-    return (struct shape){.instance = 4 * dtype_index(dtype) + (one ? 0 : 2) + (packed ? 0 : 1),
+    int stage_bytes = wire == WEFT__CUDA_DENSE ? warps * WEFT__CUDA_STAGE_BYTES : 0;
+    return (struct shape){.instance = instance_of(dtype, one, wire),
                           .cluster = cluster,
                           .threads = 32 * warps,
-                          .shared_bytes = one ? 0 : each * warps * 32 * chunk_bytes};
+                          .shared_bytes =
+                              stage_bytes + (one ? 0 : each * warps * 32 * chunk_bytes)};
 }
 
 /* Blocks that share a row, by rows at work on the device: few rows are spread for latency. Found
@@ -151,22 +158,23 @@ static int cluster_for(const struct weft__comm_kernels *k, int64_t tokens, bool 
  * the room there is, and let the next kernel come when all their blocks have stored their outputs,
  * which they can only when all peers' blocks have been at work. */
 static bool choose_shape(struct weft__comm_kernels *k, weft_dtype dtype, int64_t tokens,
-                         int64_t hidden, bool packed, bool far, struct shape *out)
+                         int64_t hidden, enum weft__cuda_wire wire, bool far, struct shape *out)
 {
     enum { FAR_BLOCKS = 16 }; /* over a slow link, a block's fence costs more than its work */
     const struct weft__cuda_tuning *tuning = &k->tuning;
-    int cluster = cluster_for(k, tokens, far && !packed);
+    bool slow = far && wire == WEFT__CUDA_PLAIN;
+    int cluster = cluster_for(k, tokens, slow);
     if (tuning->cluster > 0) cluster = tuning->cluster;
     while (cluster > weft__ceil_div(hidden, WEFT__CUDA_GROUP)) cluster /= 2; /* each has a group */
     for (; cluster >= 1; cluster /= 2) {
-        struct shape shape = shape_of(dtype, hidden, packed, cluster);
+        struct shape shape = shape_of(dtype, hidden, wire, cluster);
         int spare = k->rank->device.shared_max - WEFT__CUDA_STATIC_SHARED;
         int fit = shape.shared_bytes <= spare ? fit_of(k, &shape) : 0;
         bool last = cluster == 1 || tuning->cluster > 0;
         if (fit < 1 || (!last && fit / 2 < tokens)) continue;
         shape.chained = fit / 2 >= tokens;
         int64_t clusters = weft__max(1, weft__min(fit, tokens));
-        if (far && !packed && tuning->cluster == 0) clusters = weft__min(clusters, FAR_BLOCKS);
+        if (slow && tuning->cluster == 0) clusters = weft__min(clusters, FAR_BLOCKS);
         if (tuning->clusters > fit) return false;
         if (tuning->clusters > 0) clusters = tuning->clusters;
         shape.clusters = (int)weft__min(clusters, WEFT__CUDA_BLOCKS_MAX / cluster);
@@ -180,6 +188,8 @@ weft_status weft__cuda_check_fit(struct weft__comm_kernels *k, weft_error *err)
 {
     for (int i = 0; i < WEFT__CUDA_INSTANCES; i++) {
         struct shape shape = {.instance = i, .cluster = 1, .threads = WEFT__CUDA_THREADS};
+        if (i % 3 == WEFT__CUDA_DENSE - WEFT__CUDA_PACKED)
+            shape.shared_bytes = WEFT__CUDA_THREADS / 32 * WEFT__CUDA_STAGE_BYTES;
         int clusters;
         CUresult result = measure_fit(k, &shape, &clusters);
         if (result != CUDA_SUCCESS)
@@ -305,21 +315,46 @@ static void fill_rows(struct weft__cuda_reduce_args *a, const struct weft__comm_
         a->pad_rows = (last ? weft__ceil_div(args->out_rows, 128) * 128 : out + to - from) - out;
 }
 
+/* The path of an operation. */
+static weft_path path_of(const struct weft__comm_kernels *k, uint32_t way)
+{
+    return k->tuning.path != WEFT_PATH_AUTO ? k->tuning.path : weft__way_path(way);
+}
+
+/* How `rows` rows travel. Unless measured or told: with the epoch in every word while they are few;
+ * over a slow link in the form with fewer bytes. False: the form asked for has no room. */
+static bool choose_wire(const struct weft__comm_kernels *k,
+                        const struct weft__comm_reduce_args *args, int64_t rows, bool far,
+                        enum weft__cuda_wire *out)
+{
+    uint64_t groups = (uint64_t)(rows * weft__ceil_div(args->op.hidden, WEFT__CUDA_GROUP)) *
+                      (args->op.dtype == WEFT_F32 ? 2 : 1);
+    bool twice = args->post.two_shot != 0, fits[WEFT__CUDA_PLAIN + 1] = {[WEFT__CUDA_PLAIN] = true};
+    for (enum weft__cuda_wire w = WEFT__CUDA_PACKED; w < WEFT__CUDA_PLAIN; w++)
+        fits[w] = weft__cuda_wire_bytes(w, groups, twice) <= k->packed_bytes;
+    *out = k->tuning.wire;
+    if (*out != WEFT__CUDA_WIRE_AUTO) return fits[*out];
+    *out = weft__way_form(args->way);
+    if (*out != WEFT__CUDA_WIRE_AUTO && fits[*out]) return true;
+    *out = fits[WEFT__CUDA_PACKED] && (rows == 1 || !far) ? WEFT__CUDA_PACKED
+           : fits[WEFT__CUDA_DENSE] && far                ? WEFT__CUDA_DENSE
+                                                          : WEFT__CUDA_PLAIN;
+    return true;
+}
+
 /* A piece that one launch can do. */
 static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args,
                          int64_t first, int64_t rows)
 {
     const weft_reduce *op = &args->op;
     const struct weft__cuda_tuning *tuning = &k->tuning;
-    int64_t groups = weft__ceil_div(op->hidden, WEFT__CUDA_GROUP);
-    uint64_t packed_bytes =
-        (uint64_t)(rows * groups * WEFT__CUDA_GROUP) * (op->dtype == WEFT_F32 ? 8 : 4);
-    bool fits = (args->post.two_shot ? 2 : 1) * packed_bytes <= k->packed_bytes;
-    bool packed = tuning->wire == WEFT__CUDA_WIRE_AUTO ? fits : tuning->wire == WEFT__CUDA_PACKED;
-    if (packed && !fits) return refuse(k, "CUDA: the message is too long for the packed form");
-    const struct weft__cuda_link *link = &k->paths[tuning->path];
+    weft_path path = path_of(k, args->way);
+    const struct weft__cuda_link *link = &k->paths[path];
+    enum weft__cuda_wire wire;
+    if (!choose_wire(k, args, rows, link->far != 0, &wire))
+        return refuse(k, "CUDA: the message is too long for the form asked for");
     struct shape shape;
-    if (!choose_shape(k, op->dtype, rows, op->hidden, packed, link->far != 0, &shape))
+    if (!choose_shape(k, op->dtype, rows, op->hidden, wire, link->far != 0, &shape))
         return refuse(k, "CUDA: the blocks of this operation do not fit on the device beside the "
                          "other ranks': fewer ranks or a shorter row");
     struct weft__cuda_reduce_args a = {
@@ -335,6 +370,7 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
         .cluster = shape.cluster,
         .late_release = tuning->late || !shape.chained,
     };
+    a.section = tuning->section > 0 ? tuning->section : 4;
     if (rows == 1) a.link.far = 0; /* looking with all lanes is quicker, and still cheap */
     if (tuning->local) a.link.ranks = 1, a.link.sends = 0, a.two_shot = 0;
     fill_rows(&a, args, first, rows);
@@ -347,7 +383,7 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
         a.sum_rows = a.out_rows;
     }
     /* The grid need not agree, but blocks of a cluster meet their like. */
-    int32_t plan[] = {(int32_t)tuning->path, packed, shape.cluster, shape.threads, (int32_t)first};
+    int32_t plan[] = {(int32_t)path, (int32_t)wire, shape.cluster, shape.threads, (int32_t)first};
     a.signature = sign(k, &args->post, plan, sizeof plan);
     launch(k, k->reduce[shape.instance], &a, &shape);
 }
@@ -372,7 +408,8 @@ void weft__cuda_move(struct weft__comm_kernels *k, const struct weft__comm_move_
 {
     enum { BLOCK_BYTES = 8 * 1024, BLOCKS = 32 };
     if (failed(k)) return;
-    struct weft__cuda_move_args a = {.link = k->paths[k->tuning.path],
+    weft_path path = path_of(k, args->way);
+    struct weft__cuda_move_args a = {.link = k->paths[path],
                                      .in = (uint64_t)(uintptr_t)args->in,
                                      .out = (uint64_t)(uintptr_t)args->out,
                                      .first = args->first,
@@ -399,8 +436,7 @@ void weft__cuda_move(struct weft__comm_kernels *k, const struct weft__comm_move_
     int room = k->rank->device.processors / (2 * k->rank->sharers);
     int64_t wanted = weft__ceil_div((int64_t)args->bytes, BLOCK_BYTES);
     int blocks = (int)weft__max(1, weft__min(weft__min(BLOCKS, room), wanted));
-    int32_t plan[] = {(int32_t)k->tuning.path, (int32_t)(args->first >> 10), (int32_t)args->bytes,
-                      blocks};
+    int32_t plan[] = {(int32_t)path, (int32_t)(args->first >> 10), (int32_t)args->bytes, blocks};
     a.signature = sign(k, &args->post, plan, sizeof plan);
     struct shape shape = {
         .cluster = 1, .threads = WEFT__CUDA_THREADS, .clusters = blocks, .chained = true};

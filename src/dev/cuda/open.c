@@ -446,6 +446,8 @@ const struct weft__dev_comm weft__cuda_comm = {
     .move = weft__cuda_move,
     .stream = stream_of,
     .sync = weft__cuda_sync,
+    .trial = &weft__cuda_trial,
+    .baseline = &weft__cuda_nccl,
     .two_shot_ranks = 3, /* with two, both ways move as much */
     .two_shot_bytes = 512 * 1024,
 };

@@ -1,0 +1,128 @@
+/* trial.c: what measuring the ways of a GPU rank's operations takes: memory, graphs, times. */
+#include "comm.h"
+
+/* Everything runs with the rank's context current. */
+static const struct weft__cuda_driver *enter(const struct weft__comm_kernels *k)
+{
+    const struct weft__cuda_driver *driver = &k->rank->device.driver;
+    (void)driver->context_push(k->rank->device.context);
+    return driver;
+}
+
+static weft_status leave(const struct weft__cuda_driver *driver, CUresult result, const char *what,
+                         weft_error *err)
+{
+    CUcontext popped;
+    (void)driver->context_pop(&popped);
+    return result == CUDA_SUCCESS ? WEFT_OK : weft__cuda_fail(driver, result, what, err);
+}
+
+static bool offers(const struct weft__comm_kernels *k, uint32_t way, enum weft__comm_op op,
+                   uint64_t bytes, bool two_shot)
+{
+    weft_path path = weft__way_path(way);
+    enum weft__cuda_wire wire = weft__way_form(way);
+    bool asked = k->link.path == WEFT_PATH_AUTO || k->link.path == path;
+    if ((k->usable >> path & 1) == 0 || !asked || wire == WEFT__CUDA_WIRE_AUTO) return false;
+    bool moves = op != WEFT__ALLREDUCE && op != WEFT__REDUCE_SCATTER;
+    if (moves || wire == WEFT__CUDA_PLAIN) return wire == WEFT__CUDA_PLAIN;
+    uint64_t groups = bytes / (2 * WEFT__CUDA_GROUP);
+    return weft__cuda_wire_bytes(wire, groups, two_shot) <= k->packed_bytes;
+}
+
+static const char *form(uint32_t way)
+{
+    static const char *const names[] = {"auto", "packed", "dense", "plain"};
+    return names[weft__way_form(way)];
+}
+
+static weft_status memory_take(struct weft__comm_kernels *k, size_t bytes, void **out,
+                               weft_error *err)
+{
+    CUdeviceptr memory = 0;
+    const struct weft__cuda_driver *driver = enter(k);
+    CUresult result = driver->mem_alloc(&memory, bytes);
+    if (result == CUDA_SUCCESS) result = driver->set_u8(memory, 0, bytes);
+    if (result == CUDA_SUCCESS) result = driver->stream_sync(NULL);
+    *out = (void *)(uintptr_t)memory;
+    return leave(driver, result, "allocating for a measurement", err);
+}
+
+static void memory_give(struct weft__comm_kernels *k, void *memory)
+{
+    const struct weft__cuda_driver *driver = enter(k);
+    (void)leave(driver, driver->mem_free((CUdeviceptr)(uintptr_t)memory), "", NULL);
+}
+
+static weft_status memory_write(struct weft__comm_kernels *k, void *to, const void *from,
+                                size_t bytes, weft_error *err)
+{
+    const struct weft__cuda_driver *driver = enter(k);
+    CUresult result = driver->to_device((CUdeviceptr)(uintptr_t)to, from, bytes);
+    /* It may return before the data is there, and the rank's stream would not wait for it. */
+    if (result == CUDA_SUCCESS) result = driver->stream_sync(NULL);
+    return leave(driver, result, "writing device memory", err);
+}
+
+static weft_status memory_read(struct weft__comm_kernels *k, void *to, const void *from,
+                               size_t bytes, weft_error *err)
+{
+    const struct weft__cuda_driver *driver = enter(k);
+    CUresult result = driver->to_host(to, (CUdeviceptr)(uintptr_t)from, bytes);
+    return leave(driver, result, "reading device memory", err);
+}
+
+static weft_status begin(struct weft__comm_kernels *k, weft_error *err)
+{
+    const struct weft__cuda_driver *driver = enter(k);
+    CUresult result = driver->capture_begin(k->rank->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    return leave(driver, result, "capturing operations", err);
+}
+
+static weft_status end(struct weft__comm_kernels *k, weft_error *err)
+{
+    CUgraph graph = NULL;
+    const struct weft__cuda_driver *driver = enter(k);
+    CUresult result = driver->capture_end(k->rank->stream, &graph);
+    if (result == CUDA_SUCCESS) result = driver->graph_make(&k->graph, graph, 0);
+    if (graph != NULL) (void)driver->graph_destroy(graph);
+    return leave(driver, result, "making a graph", err);
+}
+
+static weft_status run(struct weft__comm_kernels *k, float *us, weft_error *err)
+{
+    CUevent from = NULL, to = NULL;
+    CUstream stream = k->rank->stream;
+    const struct weft__cuda_driver *driver = enter(k);
+    CUresult result = driver->event_create(&from, 0);
+    if (result == CUDA_SUCCESS) result = driver->event_create(&to, 0);
+    if (result == CUDA_SUCCESS) result = driver->event_record(from, stream);
+    if (result == CUDA_SUCCESS) result = driver->graph_launch(k->graph, stream);
+    if (result == CUDA_SUCCESS) result = driver->event_record(to, stream);
+    if (result == CUDA_SUCCESS) result = driver->event_sync(to);
+    float ms = 0;
+    if (result == CUDA_SUCCESS) result = driver->event_elapsed(&ms, from, to);
+    if (from != NULL) (void)driver->event_destroy(from);
+    if (to != NULL) (void)driver->event_destroy(to);
+    *us = ms * 1000;
+    return leave(driver, result, "running a graph", err);
+}
+
+static void drop(struct weft__comm_kernels *k)
+{
+    if (k->graph == NULL) return;
+    const struct weft__cuda_driver *driver = enter(k);
+    (void)leave(driver, driver->graph_exec_destroy(k->graph), "", NULL);
+    k->graph = NULL;
+}
+
+const struct weft__dev_trial weft__cuda_trial = {.offers = offers,
+                                                 .form = form,
+                                                 .memory_take = memory_take,
+                                                 .memory_give = memory_give,
+                                                 .memory_write = memory_write,
+                                                 .memory_read = memory_read,
+                                                 .begin = begin,
+                                                 .end = end,
+                                                 .run = run,
+                                                 .drop = drop};
