@@ -126,18 +126,15 @@ bool weft__field_bool(const json_t *object, const char *name, bool *out,
 static bool refuse_unsupported(const json_t *params, struct weft__refusal *refusal)
 {
     static const char *const constraints[] = {
-        "regex",        "json_schema",   "ebnf",           "structural_tag", "guided_json",
-        "guided_regex", "guided_choice", "guided_grammar", "grammar",        "structured_outputs",
+        "regex",         "ebnf",           "structural_tag", "guided_json",        "guided_regex",
+        "guided_choice", "guided_grammar", "grammar",        "structured_outputs",
     };
     for (size_t i = 0; i < WEFT__COUNT(constraints); i++)
         if (weft__field(params, constraints[i]) != NULL)
             return weft__refuse(refusal, 400, "unsupported", constraints[i],
-                                "%s: constrained decoding is not supported", constraints[i]);
-    const json_t *format = weft__field(params, "response_format");
-    const char *type = json_string_value(weft__field(format, "type"));
-    if (format != NULL && (type == NULL || strcmp(type, "text") != 0))
-        return weft__refuse(refusal, 400, "unsupported", "response_format",
-                            "response_format: only {\"type\": \"text\"} is supported");
+                                "%s is not supported: answers are constrained by "
+                                "response_format alone",
+                                constraints[i]);
     const json_t *suffix = weft__field(params, "suffix");
     if (suffix != NULL && json_string_length(suffix) != 0)
         return weft__refuse(refusal, 400, "unsupported", "suffix", "suffix is not supported");
@@ -296,18 +293,41 @@ static bool read_completion(struct weft__ask *ask, struct weft__refusal *refusal
            weft__field_bool(body, "add_special_tokens", &ask->add_special, refusal);
 }
 
-static bool read_tools(const json_t *body, struct weft__refusal *refusal)
+static bool check_tools(const json_t *tools, struct weft__refusal *refusal)
 {
-    const json_t *tools = weft__field(body, "tools"), *choice = weft__field(body, "tool_choice");
+    size_t i;
+    json_t *tool;
     if (tools != NULL && !json_is_array(tools))
         return weft__refuse(refusal, 400, "invalid_type", "tools", "tools must be a list");
+    json_array_foreach(tools, i, tool)
+    {
+        const char *type = json_string_value(weft__field(tool, "type"));
+        const json_t *function = weft__field(tool, "function");
+        const json_t *parameters = weft__field(function, "parameters");
+        if (type == NULL || strcmp(type, "function") != 0)
+            return weft__refuse(refusal, 400, "invalid_value", "tools",
+                                "tools[%zu].type must be \"function\"", i);
+        if (json_string_length(weft__field(function, "name")) == 0)
+            return weft__refuse(refusal, 400, "invalid_value", "tools",
+                                "tools[%zu].function.name must be a string, not empty", i);
+        if (parameters != NULL && !json_is_object(parameters))
+            return weft__refuse(refusal, 400, "invalid_type", "tools",
+                                "tools[%zu].function.parameters must be an object", i);
+    }
+    return true;
+}
+
+static bool read_tools(struct weft__ask *ask, const json_t *body, struct weft__refusal *refusal)
+{
+    const json_t *tools = weft__field(body, "tools"), *choice = weft__field(body, "tool_choice");
     const char *word = json_string_value(choice);
-    if (choice == NULL ||
-        (word != NULL && (strcmp(word, "auto") == 0 || strcmp(word, "none") == 0)))
-        return true;
-    return weft__refuse(refusal, 400, "unsupported", "tool_choice",
-                        "tool_choice can only be \"auto\" or \"none\": forcing a call needs "
-                        "constrained decoding");
+    bool parallel = true;
+    if (!check_tools(tools, refusal) ||
+        !weft__field_bool(body, "parallel_tool_calls", &parallel, refusal))
+        return false;
+    ask->one_call = !parallel;
+    if (word == NULL || strcmp(word, "none") != 0) ask->tools = tools;
+    return true;
 }
 
 static bool read_chat(struct weft__ask *ask, struct weft__refusal *refusal)
@@ -318,11 +338,13 @@ static bool read_chat(struct weft__ask *ask, struct weft__refusal *refusal)
     const char *name =
         weft__field(body, "max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
     ask->add_special = false; /* the template writes them */
+    ask->reasoning = true;
     if (!weft__field_bool(body, "logprobs", &logprobs, refusal) ||
         !weft__field_int(body, "top_logprobs", 0, WEFT__TOP_LOGPROBS_MAX, &top, refusal) ||
         !weft__field_int(body, name, 1, INT64_MAX, &ask->max_tokens, refusal) ||
         !weft__field_int(body, "min_tokens", 0, INT64_MAX, &ask->min_tokens, refusal) ||
-        !read_tools(body, refusal))
+        !weft__field_bool(body, "separate_reasoning", &ask->reasoning, refusal) ||
+        !read_tools(ask, body, refusal))
         return false;
     if (top > 0 && !logprobs)
         return weft__refuse(refusal, 400, "invalid_value", "top_logprobs",
@@ -393,9 +415,14 @@ bool weft__ask_read(struct weft__ask *ask, const struct weft__server *server,
         !read_common(ask, params, refusal) || !read_count(ask, params, refusal) ||
         !read_sampling(ask, server, params, refusal) || !read_stops(ask, params, refusal))
         return false;
-    if (kind == WEFT__ASK_COMPLETION) return read_completion(ask, refusal);
-    if (kind == WEFT__ASK_CHAT) return read_chat(ask, refusal);
-    return read_native(ask, params, refusal);
+    bool ok = kind == WEFT__ASK_COMPLETION ? read_completion(ask, refusal)
+              : kind == WEFT__ASK_CHAT     ? read_chat(ask, refusal)
+                                           : read_native(ask, params, refusal);
+    return ok && weft__constrain_read(ask, server, params, refusal);
 }
 
-void weft__ask_free(struct weft__ask *ask) { json_decref(ask->body); }
+void weft__ask_free(struct weft__ask *ask)
+{
+    json_decref(ask->schema);
+    json_decref(ask->body);
+}

@@ -70,6 +70,40 @@ static bool filter(struct weft__choice *choice, bool match)
     return choice->matched >= 0;
 }
 
+/* Special tokens are no text, but for the marks around reasoning and calls. */
+static bool skips(const struct weft__ask *ask, const struct weft__tokenizer *tokenizer, int32_t id)
+{
+    if (!ask->skip_special || ask->kind != WEFT__ASK_CHAT || !weft__token_is_special(tokenizer, id))
+        return ask->skip_special;
+    struct weft__token_text text = weft__token_bytes(tokenizer, id);
+    return !weft__extract_mark(text.data, text.len);
+}
+
+/* Where reasoning may come first, its mark is allowed beside what the constraint allows. */
+static const uint32_t *allowed(void *ctx, int32_t sample)
+{
+    struct weft__part *part = ctx;
+    struct weft__choice *choice = &part->choice[sample];
+    struct weft__server *server = part->call->server;
+    if (choice->thinking == WEFT__THINKS_ALREADY) return NULL;
+    const uint32_t *mask = weft__guided_mask(&choice->guided);
+    if (choice->thinking == WEFT__THINKS_NOT) return mask;
+    memcpy(server->mask, mask, server->mask_words * sizeof *mask);
+    server->mask[server->think_begin / 32] |= 1U << (server->think_begin % 32);
+    return server->mask;
+}
+
+/* True when the constraint is met and nothing can follow. */
+static bool advance(struct weft__choice *choice, int32_t token)
+{
+    const struct weft__server *server = choice->part->call->server;
+    if (choice->thinking == WEFT__THINKS_MAYBE)
+        choice->thinking = token == server->think_begin ? WEFT__THINKS_ALREADY : WEFT__THINKS_NOT;
+    if (choice->thinking == WEFT__THINKS_NOT) return weft__guided_push(&choice->guided, token);
+    if (token == server->think_end) choice->thinking = WEFT__THINKS_NOT;
+    return false;
+}
+
 static void on_token(void *ctx, const struct weft__token_event *event)
 {
     struct weft__part *part = ctx;
@@ -77,13 +111,15 @@ static void on_token(void *ctx, const struct weft__token_event *event)
     struct weft__server *server = part->call->server;
     const struct weft__ask *ask = &part->call->ask;
     struct weft__notes *notes = &server->notes;
+    const struct weft__tokenizer *tokenizer = weft__engine_view(server->engine)->tokenizer;
     if (choice->matched >= 0) return;
     notes->raw.len = notes->text.len = 0;
     choice->tokens = event->index + 1;
     if (!event->stop || ask->stops.keep || !ask->skip_special)
-        weft__detok_push(&choice->detok, weft__engine_view(server->engine)->tokenizer, event->token,
-                         ask->skip_special, &notes->raw);
-    if (filter(choice, choice->tokens >= ask->min_tokens))
+        weft__detok_push(&choice->detok, tokenizer, event->token,
+                         skips(ask, tokenizer, event->token), &notes->raw);
+    bool complete = ask->constraint != NULL && !event->stop && advance(choice, event->token);
+    if (filter(choice, choice->tokens >= ask->min_tokens) || complete)
         weft__sched_stop(weft__engine_sched(server->engine), part->handle, event->sample);
     struct note note = {.part = part,
                         .choice = choice,
@@ -148,7 +184,11 @@ static void call_free(struct weft__call *call)
         for (int s = 0; s < call->ask.samples; s++) {
             struct weft__choice *choice = &part->choice[s];
             weft__buf_free(&choice->tail.held);
+            weft__guided_free(&choice->guided);
             weft__buf_free(&choice->text);
+            weft__buf_free(&choice->reasoning);
+            weft__buf_free(&choice->calls);
+            weft__extract_free(&choice->extract);
             weft__buf_free(&choice->ids);
             free_lists(&choice->logprobs);
         }
@@ -157,10 +197,45 @@ static void call_free(struct weft__call *call)
     if (call->prev != NULL || call->server->calls == call)
         *(call->prev != NULL ? &call->prev->next : &call->server->calls) = call->next;
     weft__buf_free(&call->prefix);
+    weft__constraint_release(call->server, call->ask.constraint);
     free(call->part);
     free(call->choice);
     weft__ask_free(&call->ask);
     free(call);
+}
+
+static void on_call(void *ctx, struct weft__slice name, struct weft__slice arguments)
+{
+    struct weft__choice *choice = ctx;
+    if (!choice->part->call->ask.one_call || choice->call_count == 0)
+        weft__render_call(choice, name, arguments);
+}
+
+static void init_choice(struct weft__choice *choice, struct weft__part *part, int32_t sample)
+{
+    const struct weft__call *call = part->call;
+    const struct weft__ask *ask = &call->ask;
+    choice->part = part;
+    choice->index = (int)(part - call->part) * ask->samples + sample;
+    choice->sample = sample;
+    choice->matched = -1;
+    weft__buf_init(&choice->tail.held, WEFT__ANSWER_MAX);
+    if (ask->constraint != NULL)
+        weft__guided_init(&choice->guided, weft__constraint_guide(ask->constraint));
+    choice->thinking = call->server->think_end >= 0 ? part->prompt.thinking : WEFT__THINKS_NOT;
+    weft__buf_init(&choice->text, WEFT__ANSWER_MAX);
+    weft__buf_init(&choice->reasoning, WEFT__ANSWER_MAX);
+    weft__buf_init(&choice->calls, WEFT__ANSWER_MAX);
+    weft__buf_init(&choice->ids, WEFT__ANSWER_MAX);
+    init_lists(&choice->logprobs);
+    choice->extract = (struct weft__extract){.tools = ask->tools, .ctx = choice, .call = on_call};
+    if (ask->tools != NULL) choice->extract.format = call->server->calls_format;
+    if (ask->reasoning && part->prompt.thinking == WEFT__THINKS_MAYBE)
+        choice->extract.state = WEFT__EXTRACT_START;
+    if (ask->reasoning && part->prompt.thinking == WEFT__THINKS_ALREADY)
+        choice->extract.state = WEFT__EXTRACT_REASONING;
+    choice->extract.fresh = choice->extract.state == WEFT__EXTRACT_REASONING;
+    weft__extract_init(&choice->extract);
 }
 
 /* Parts and choices for the prompts, whose ids move in. */
@@ -181,17 +256,7 @@ static bool make_parts(struct weft__call *call, struct weft__prompt *prompts, in
         prompts[p].ids = (struct weft__ids){0};
         part->choice = &call->choice[p * samples];
         init_lists(&part->logprobs);
-        for (int s = 0; s < samples; s++) {
-            struct weft__choice *choice = &part->choice[s];
-            choice->part = part;
-            choice->index = p * samples + s;
-            choice->sample = s;
-            choice->matched = -1;
-            weft__buf_init(&choice->tail.held, WEFT__ANSWER_MAX);
-            weft__buf_init(&choice->text, WEFT__ANSWER_MAX);
-            weft__buf_init(&choice->ids, WEFT__ANSWER_MAX);
-            init_lists(&choice->logprobs);
-        }
+        for (int s = 0; s < samples; s++) init_choice(&part->choice[s], part, s);
     }
     return true;
 }
@@ -234,6 +299,7 @@ static bool submit(struct weft__call *call, struct weft__refusal *refusal)
             .on_token = on_token,
             .on_finish = on_finish,
             .on_prompt = on_prompt,
+            .allowed = ask->constraint != NULL ? allowed : NULL,
         };
         if (weft__engine_submit(call->server->engine, &request, &part->handle, &err) != WEFT_OK) {
             cancel(call);
@@ -270,7 +336,8 @@ static bool prepare(struct weft__call *call, const struct weft__conn *conn,
     if (ok && weft__engine_view(call->server->engine)->tokenizer == NULL)
         ok = weft__refuse(refusal, 400, "no_tokenizer", NULL,
                           "this model has no tokenizer.json: its tokens cannot become text");
-    ok = ok && weft__prompts_read(call->server, &call->ask, &prompts, &count, refusal) &&
+    ok = ok && weft__constrain(call->server, &call->ask, refusal) &&
+         weft__prompts_read(call->server, &call->ask, &prompts, &count, refusal) &&
          make_parts(call, prompts, count, refusal);
     weft__prompts_free(prompts, count);
     if (!ok) return false;
@@ -407,14 +474,20 @@ static void take_note(const struct note *note, const char *text,
         choice->told_tokens = note->position;
         return;
     }
-    weft__buf_append(&choice->text, text, note->text_len);
+    const struct weft__extracted out = {&choice->text, &choice->reasoning};
+    if (call->ask.kind == WEFT__ASK_CHAT)
+        weft__extract_push(&choice->extract, text, note->text_len, &out);
+    else
+        weft__buf_append(&choice->text, text, note->text_len);
+    bool news =
+        call->ask.kind == WEFT__ASK_CHAT ? weft__render_pending(choice) : note->text_len > 0;
     if (note->token >= 0 && call->ask.return_ids)
         weft__buf_append(&choice->ids, &note->token, sizeof note->token);
     /* The end mark is no content of a chat; completions count every token. */
     if (logprobs != NULL && !(note->stop && call->ask.kind == WEFT__ASK_CHAT))
         weft__render_logprob(choice, logprobs);
     choice->told_tokens = note->position;
-    if (call->ask.stream && (note->text_len > 0 || (!choice->told && call->ask.echo))) {
+    if (call->ask.stream && (news || (!choice->told && call->ask.echo))) {
         call->server->scratch.len = 0;
         weft__render_event(choice, &call->server->scratch);
         send_events(call);
@@ -474,6 +547,8 @@ static void take_finish(struct weft__choice *choice)
     choice->finished = true;
     call->unfinished--;
     observe_finish(choice);
+    const struct weft__extracted out = {&choice->text, &choice->reasoning};
+    weft__extract_finish(&choice->extract, &out);
     if (choice->sample == 0) choice->part->cached_tokens = choice->finish.cached_tokens;
     if (finish == WEFT__FINISH_TIMEOUT) {
         (void)weft__refuse(&refusal, call->probe ? 503 : 504, "timeout", NULL,

@@ -4,9 +4,11 @@
  *   conn.c     connections: reading, answers, streams, time-outs
  *   route.c    which function answers which path, keys, errors
  *   ask.c      JSON -> struct weft__ask, everything checked
+ *   constrain.c response_format, forced calls -> guides
  *   prompt.c   prompts and messages -> token ids; tokenize routes
  *   call.c     a request under way: submitted, its notes taken, ended
  *   text.c     stop strings; JSON text
+ *   extract.c  reasoning, content and tool calls of a chat's text; pure
  *   render.c   answers and stream events
  *   metrics.c  histograms, /metrics, /v1/stats
  *   server.c   the loop */
@@ -18,6 +20,7 @@
 #include <jansson.h>
 #include <pthread.h>
 
+#include "guide/guide.h"
 #include "http.h"
 
 enum {
@@ -122,6 +125,48 @@ int weft__tail_push(struct weft__tail *tail, const struct weft__stops *stops, co
                     size_t len, struct weft__buf *out);
 void weft__tail_finish(struct weft__tail *tail, struct weft__buf *out);
 
+/* ---- extract.c ---- */
+
+enum { WEFT__CALLS_MAX = 128 }; /* calls between one pair of marks */
+
+enum weft__calls_format {
+    WEFT__CALLS_NONE,
+    WEFT__CALLS_HERMES, /* <tool_call>{"name": ..., "arguments": {...}}</tool_call> */
+    WEFT__CALLS_GLM, /* <tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value></tool_call> */
+    WEFT__CALLS_MISTRAL,  /* [TOOL_CALLS][{...}] and [TOOL_CALLS]NAME[ARGS]{...} */
+    WEFT__CALLS_DEEPSEEK, /* V3 and V3.1 */
+};
+enum weft__calls_format weft__calls_format(const char *template);
+/* The marks around calls; the end is NULL where the calls last until the end. */
+const char *weft__calls_begin(enum weft__calls_format format);
+const char *weft__calls_end(enum weft__calls_format format);
+/* Whether the text is one of the marks: they stay in the text where other special tokens don't. */
+bool weft__extract_mark(const char *text, size_t len);
+
+struct weft__extract {              /* zeroed but for the fields the caller sets, then init */
+    enum weft__calls_format format; /* the caller's. NONE: calls stay text */
+    const json_t *tools;            /* the caller's, borrowed: what may be called */
+    enum {
+        WEFT__EXTRACT_TEXT,
+        WEFT__EXTRACT_START,     /* reasoning may follow, with its mark */
+        WEFT__EXTRACT_REASONING, /* the mark is behind */
+        WEFT__EXTRACT_CALL,
+    } state; /* the caller's to begin with */
+    void *ctx;
+    void (*call)(void *ctx, struct weft__slice name, struct weft__slice arguments);
+    bool fresh;            /* nothing of this part was given out yet */
+    size_t seen;           /* bytes of held without an end mark */
+    struct weft__buf held; /* what is not certain yet */
+};
+struct weft__extracted {
+    struct weft__buf *content, *reasoning;
+};
+void weft__extract_init(struct weft__extract *x);
+void weft__extract_free(struct weft__extract *x);
+void weft__extract_push(struct weft__extract *x, const char *text, size_t len,
+                        const struct weft__extracted *out);
+void weft__extract_finish(struct weft__extract *x, const struct weft__extracted *out);
+
 /* ---- refusals ---- */
 
 struct weft__refusal {
@@ -193,6 +238,8 @@ void weft__stream_end(struct weft__conn *conn);
 /* Refuses by the head alone: unknown path, method, key. False: it was answered. */
 bool weft__route_check(struct weft__conn *conn, const struct weft__head *head);
 void weft__route(struct weft__conn *conn); /* the body is there */
+/* Reads the chat template as its file has it, and what it says of the model's habits. */
+void weft__route_prepare(struct weft__server *server);
 
 /* ---- ask.c ---- */
 
@@ -215,7 +262,13 @@ struct weft__ask { /* strings and slices point into `body` */
     int32_t stop_id_count;
     int32_t priority;
     uint64_t cache_salt;
-    const char *rid; /* NULL: none given */
+    const char *rid;                     /* NULL: none given */
+    const json_t *tools;                 /* that may be called; NULL: none */
+    bool reasoning;                      /* to be split off, where the model has it */
+    bool one_call;                       /* of tools, at most */
+    json_t *schema;                      /* of the answer, or NULL; owned */
+    bool forced_call;                    /* the schema is of a tool call, marks around it */
+    struct weft__constraint *constraint; /* from weft__constrain; the server's */
 };
 
 /* Parses a body; the caller decrefs. NULL: refused. */
@@ -235,11 +288,29 @@ bool weft__field_bool(const json_t *object, const char *name, bool *out,
 /* An integer, also when written 128.0. */
 bool weft__json_integer(const json_t *value, int64_t *out);
 
+/* ---- constrain.c ---- */
+
+/* Reads response_format and tool_choice. */
+bool weft__constrain_read(struct weft__ask *ask, const struct weft__server *server,
+                          const json_t *params, struct weft__refusal *refusal);
+/* Gives the ask the guide of its schema, if it has one, until released. */
+bool weft__constrain(struct weft__server *server, struct weft__ask *ask,
+                     struct weft__refusal *refusal);
+struct weft__guide *weft__constraint_guide(const struct weft__constraint *constraint);
+void weft__constraint_release(struct weft__server *server,
+                              struct weft__constraint *constraint); /* NULL allowed */
+void weft__constraints_free(struct weft__server *server);
+
 /* ---- prompt.c ---- */
 
 struct weft__prompt {
     struct weft__ids ids;
     struct weft__slice text; /* as given, or NULL data */
+    enum weft__thinking {
+        WEFT__THINKS_NOT,    /* of a model that doesn't, or told not to */
+        WEFT__THINKS_MAYBE,  /* the answer may begin with it */
+        WEFT__THINKS_ALREADY /* the prompt ends inside it */
+    } thinking;
 };
 /* All prompts of an ask, in order. *out and each entry's ids are the caller's. */
 bool weft__prompts_read(const struct weft__server *server, const struct weft__ask *ask,
@@ -264,6 +335,8 @@ struct weft__choice { /* one sample of one prompt */
     /* The engine's thread owns these until the choice is in the server's finished list. */
     struct weft__detok detok;
     struct weft__tail tail;
+    struct weft__guided guided; /* with a constraint, which waits for the end of reasoning */
+    enum weft__thinking thinking;
     int64_t tokens;
     int matched; /* stop string that ended it; -1 */
     struct weft__finish_event finish;
@@ -271,8 +344,11 @@ struct weft__choice { /* one sample of one prompt */
     struct weft__choice *next_finished;
 
     /* The loop's. */
-    struct weft__buf text; /* to be sent; native and whole answers: all of it */
-    struct weft__buf ids;  /* int32_t, with return_ids */
+    struct weft__extract extract;
+    struct weft__buf text;             /* to be sent; native and whole answers: all of it */
+    struct weft__buf reasoning, calls; /* the same; calls: the inside of a JSON array */
+    int call_count;
+    struct weft__buf ids; /* int32_t, with return_ids */
     struct weft__logprob_lists logprobs;
     int64_t told_tokens;        /* generated, as far as the loop has heard */
     bool told, finished;        /* an event was sent; it has ended */
@@ -321,6 +397,10 @@ void weft__render_prompt_logprob(struct weft__part *part, int64_t position,
                                  const struct weft__logprobs *logprobs);
 void weft__render_logprob(struct weft__choice *choice, const struct weft__logprobs *logprobs);
 /* Stream: what choice has collected, as one event; then, at the end, what ends it. */
+void weft__render_call(struct weft__choice *choice, struct weft__slice name,
+                       struct weft__slice arguments);
+/* Whether a chat's stream has something to say. */
+bool weft__render_pending(const struct weft__choice *choice);
 void weft__render_event(struct weft__choice *choice, struct weft__buf *out);
 void weft__render_finish(struct weft__choice *choice, struct weft__buf *out);
 void weft__render_end(struct weft__call *call, struct weft__buf *out);
@@ -395,8 +475,15 @@ struct weft__server {
     struct evconnlistener *listener;
     struct event *wake_event, *sweep_event, *term_event, *int_event;
     int wake_fd, port;
-    weft_engine *engine; /* NULL: still loading */
-    char *template;      /* the chat template's text, once asked for */
+    weft_engine *engine;                   /* NULL: still loading */
+    char *template;                        /* the chat template's text; NULL: none */
+    enum weft__calls_format calls_format;  /* that the template teaches */
+    bool thinks;                           /* it knows reasoning */
+    int32_t think_begin, think_end;        /* ids of its marks, or -1 */
+    struct weft__guide_vocab *guide_vocab; /* NULL: not needed yet */
+    struct weft__constraint *constraints;
+    uint32_t *mask; /* [mask_words], the engine's thread's own; NULL unless it thinks */
+    size_t mask_words;
     _Atomic(weft_engine *) opened;
     atomic_bool quit;
     bool draining, aborted, listening;

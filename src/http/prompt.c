@@ -160,6 +160,13 @@ static bool render_messages(const struct weft__server *server, json_t *body, str
     return !continued || cut_continued(text, messages, refusal);
 }
 
+static bool ends_with(const struct weft__buf *text, const char *end)
+{
+    size_t len = text->len, n = strlen(end);
+    while (len > 0 && strchr(" \n", text->data[len - 1]) != NULL) len--;
+    return len >= n && memcmp(text->data + len - n, end, n) == 0;
+}
+
 static bool read_messages(const struct weft__server *server, json_t *body,
                           struct weft__prompt *prompt, struct weft__refusal *refusal)
 {
@@ -169,6 +176,10 @@ static bool read_messages(const struct weft__server *server, json_t *body,
     bool ok = render_messages(server, body, &text, refusal) &&
               encode(server, (struct weft__slice){text.data, text.len}, WEFT__PARSE_SPECIAL,
                      "messages", &prompt->ids, refusal);
+    if (ok && server->thinks)
+        prompt->thinking = ends_with(&text, "<think>")    ? WEFT__THINKS_ALREADY
+                           : ends_with(&text, "</think>") ? WEFT__THINKS_NOT
+                                                          : WEFT__THINKS_MAYBE;
     weft__buf_free(&text);
     return ok;
 }

@@ -244,6 +244,13 @@ static const char *finish_reason(const struct weft__choice *choice)
     return weft__finish_name(choice->finish.finish);
 }
 
+/* Tool calls are why a chat stops, unless it was cut off. */
+static const char *chat_finish_reason(const struct weft__choice *choice)
+{
+    bool calls = choice->call_count > 0 && choice->finish.finish == WEFT__FINISH_STOP;
+    return calls ? "tool_calls" : finish_reason(choice);
+}
+
 /* What ended it: a stop string, an id, or null. SGLang names the end mark, too; vLLM does not. */
 static void put_stop_reason(const struct weft__choice *choice, struct weft__buf *out, bool eos)
 {
@@ -264,10 +271,67 @@ static void put_stop_reason(const struct weft__choice *choice, struct weft__buf 
 
 static void put_finish(const struct weft__choice *choice, struct weft__buf *out)
 {
-    weft__buf_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", finish_reason(choice));
+    weft__buf_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", chat_finish_reason(choice));
     put_stop_reason(choice, out, false);
     weft__buf_puts(out, ",\"matched_stop\":");
     put_stop_reason(choice, out, true);
+}
+
+/* ---- what a chat says ---- */
+
+void weft__render_call(struct weft__choice *choice, struct weft__slice name,
+                       struct weft__slice arguments)
+{
+    const struct weft__call *call = choice->part->call;
+    struct weft__buf *out = &choice->calls;
+    char id[33];
+    weft__server_new_id(call->server, id);
+    weft__buf_puts(out, out->len > 0 ? ",{" : "{");
+    if (call->ask.stream) weft__buf_printf(out, "\"index\":%d,", choice->call_count);
+    weft__buf_printf(out, "\"id\":\"call_%s\",\"type\":\"function\",\"function\":{\"name\":", id);
+    weft__put_string(out, name.data, name.len);
+    weft__buf_puts(out, ",\"arguments\":");
+    weft__put_string(out, arguments.data, arguments.len);
+    weft__buf_puts(out, "}}");
+    choice->call_count++;
+}
+
+bool weft__render_pending(const struct weft__choice *choice)
+{
+    return choice->text.len > 0 || choice->reasoning.len > 0 || choice->calls.len > 0;
+}
+
+/* A member of an object whose inside begins at `start`. */
+static void put_member(struct weft__buf *out, size_t start, const char *name)
+{
+    weft__buf_printf(out, out->len > start ? ",\"%s\":" : "\"%s\":", name);
+}
+
+/* The inside of a whole message, or of what a stream adds to it. */
+static void put_said(struct weft__choice *choice, struct weft__buf *out, bool first, bool whole)
+{
+    size_t start = out->len;
+    bool other = choice->reasoning.len > 0 || choice->calls.len > 0;
+    if (first) weft__buf_puts(out, "\"role\":\"assistant\"");
+    if (choice->text.len > 0 || !other) {
+        put_member(out, start, "content");
+        weft__put_string(out, choice->text.data, choice->text.len);
+    } else if (whole) {
+        put_member(out, start, "content");
+        weft__buf_puts(out, "null");
+    }
+    if (choice->reasoning.len > 0) {
+        put_member(out, start, "reasoning_content");
+        weft__put_string(out, choice->reasoning.data, choice->reasoning.len);
+    }
+    if (choice->calls.len > 0) {
+        put_member(out, start, "tool_calls");
+        weft__buf_puts(out, "[");
+        weft__buf_append(out, choice->calls.data, choice->calls.len);
+        weft__buf_puts(out, "]");
+    }
+    if (choice->text.failed || choice->reasoning.failed || choice->calls.failed) out->failed = true;
+    choice->text.len = choice->reasoning.len = choice->calls.len = 0;
 }
 
 /* ---- native ---- */
@@ -354,9 +418,8 @@ static void put_event(struct weft__choice *choice, struct weft__buf *out, bool f
     if (chat && finish) {
         weft__buf_puts(out, "\"delta\":{}");
     } else if (chat) {
-        weft__buf_printf(
-            out, "\"delta\":{%s\"content\":", choice->told ? "" : "\"role\":\"assistant\",");
-        weft__put_string(out, choice->text.data, choice->text.len);
+        weft__buf_puts(out, "\"delta\":{");
+        put_said(choice, out, !choice->told, false);
         weft__buf_puts(out, "}");
     } else {
         weft__buf_puts(out, "\"text\":");
@@ -395,7 +458,7 @@ void weft__render_finish(struct weft__choice *choice, struct weft__buf *out)
         weft__render_event(choice, out);
         return;
     }
-    bool left = !choice->told || choice->text.len > 0 || choice->logprobs.token.len > 0;
+    bool left = !choice->told || weft__render_pending(choice) || choice->logprobs.token.len > 0;
     if (ask->kind == WEFT__ASK_CHAT && left) put_event(choice, out, false);
     put_event(choice, out, true);
 }
@@ -452,8 +515,8 @@ static void put_choice(struct weft__choice *choice, struct weft__buf *out)
     struct weft__call *call = choice->part->call;
     weft__buf_printf(out, "{\"index\":%d,", choice->index);
     if (call->ask.kind == WEFT__ASK_CHAT) {
-        weft__buf_puts(out, "\"message\":{\"role\":\"assistant\",\"content\":");
-        weft__put_string(out, choice->text.data, choice->text.len);
+        weft__buf_puts(out, "\"message\":{");
+        put_said(choice, out, true, true);
         weft__buf_puts(out, ",\"refusal\":null}");
     } else {
         weft__buf_puts(out, "\"text\":");

@@ -204,18 +204,14 @@ static void route_version(struct weft__conn *conn)
     respond_built(conn, &body);
 }
 
-/* The chat template as its file has it: what clients that render themselves need. Read when first
- * asked for; NULL when there is none. */
-static const char *template_text(struct weft__server *server)
+/* What clients that render themselves need; NULL when there is none. */
+static char *read_template(const char *dir)
 {
     enum { FILE_MAX = 64 << 20 };
-    char path[4200], *text = NULL;
+    char path[4200], *text = NULL, *template = NULL;
     size_t len;
-    const char *dir = weft__engine_view(server->engine)->dir;
-    if (server->template != NULL) return server->template;
     (void)snprintf(path, sizeof path, "%s/chat_template.jinja", dir);
-    if (weft__read_file(path, FILE_MAX, &server->template, &len, NULL) == WEFT_OK)
-        return server->template;
+    if (weft__read_file(path, FILE_MAX, &template, &len, NULL) == WEFT_OK) return template;
     (void)snprintf(path, sizeof path, "%s/tokenizer_config.json", dir);
     if (weft__read_file(path, FILE_MAX, &text, &len, NULL) != WEFT_OK) return NULL;
     json_t *config = json_loadb(text, len, 0, NULL), *entry;
@@ -226,10 +222,26 @@ static const char *template_text(struct weft__server *server)
         const char *name = json_string_value(weft__field(entry, "name"));
         if (name != NULL && strcmp(name, "default") == 0) given = weft__field(entry, "template");
     }
-    if (json_is_string(given)) server->template = strdup(json_string_value(given));
+    if (json_is_string(given)) template = strdup(json_string_value(given));
     json_decref(config);
     free(text);
-    return server->template;
+    return template;
+}
+
+void weft__route_prepare(struct weft__server *server)
+{
+    const struct weft__engine_view *view = weft__engine_view(server->engine);
+    server->template = read_template(view->dir);
+    if (server->template == NULL) return;
+    server->calls_format = weft__calls_format(server->template);
+    server->thinks = strstr(server->template, "</think>") != NULL;
+    server->think_begin = server->think_end = -1;
+    if (!server->thinks || view->tokenizer == NULL) return;
+    server->think_begin = weft__token_id(view->tokenizer, "<think>", 7);
+    server->think_end = weft__token_id(view->tokenizer, "</think>", 8);
+    server->mask_words = (size_t)weft__ceil_div(view->arch->vocab, 32);
+    server->mask = calloc(server->mask_words, sizeof *server->mask);
+    if (server->think_begin < 0 || server->mask == NULL) server->think_end = -1;
 }
 
 static void route_tokenizer_info(struct weft__conn *conn)
@@ -245,7 +257,7 @@ static void route_tokenizer_info(struct weft__conn *conn)
         weft__put_cstring(&body, text);
     }
     weft__buf_puts(&body, ",\"chat_template\":");
-    weft__put_cstring(&body, template_text(conn->server));
+    weft__put_cstring(&body, conn->server->template);
     weft__buf_puts(&body, "}");
     respond_built(conn, &body);
 }

@@ -162,7 +162,10 @@ static void on_wake(evutil_socket_t fd, short what, void *arg)
     (void)got;
     if (server->engine == NULL) {
         server->engine = atomic_load(&server->opened);
-        if (server->engine != NULL) weft__metrics_tick(server);
+        if (server->engine != NULL) {
+            weft__route_prepare(server);
+            weft__metrics_tick(server);
+        }
     }
     if (atomic_load(&server->quit)) {
         (void)event_base_loopbreak(server->base);
@@ -401,6 +404,8 @@ void weft__server_close(struct weft__server *server)
     weft__buf_free(&server->scratch);
     weft__buf_free(&server->piece);
     free(server->template);
+    free(server->mask);
+    weft__constraints_free(server);
     (void)pthread_mutex_destroy(&server->notes.mutex);
     free(server);
 }

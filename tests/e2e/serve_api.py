@@ -273,8 +273,8 @@ def test_errors(s):
             ("logit_bias", {"1": 101}, "invalid_value"), ("logit_bias", [], "invalid_type"),
             ("stop_token_ids", [-1], "invalid_value"), ("seed", "x", "invalid_type"),
             ("suffix", "x", "unsupported"), ("best_of", 2, "unsupported"),
-            ("regex", "a*", "unsupported"), ("response_format", {"type": "json_object"},
-                                             "unsupported"),
+            ("regex", "a*", "unsupported"), ("response_format", {"type": "xml"},
+                                             "invalid_value"), ("top_k", -2, "invalid_value"),
             ("min_p", 2, "invalid_value"), ("repetition_penalty", 0, "invalid_value")):
         error("%s=%s" % (field, value), s.post("/v1/completions", {"prompt": "x", field: value}),
               400, code, field)
@@ -292,8 +292,8 @@ def test_errors(s):
     error("too long", s.post("/v1/completions", {"prompt": [5] * 1020, "max_tokens": 5}), 400,
           "context_length_exceeded", None, "1024")
     error("response_format", s.chat("x", response_format={"type": "json_schema", "json_schema": {}}),
-          400, "unsupported", "response_format")
-    error("tool_choice", s.chat("x", tools=[], tool_choice="required"), 400, "unsupported",
+          400, "invalid_value", "response_format")
+    error("tool_choice", s.chat("x", tools=[], tool_choice="required"), 400, "invalid_value",
           "tool_choice")
     same("x-should-retry", s.request("POST", "/v1/completions", "{")[1]["x-should-retry"], "false")
 

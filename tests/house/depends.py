@@ -1,6 +1,6 @@
 """Checks the dependency rule of docs/ARCHITECTURE.md on what the compiler really reads.
 
-    base < {format, token, dev} < comm < {model, sample} < sched < engine < http < prog
+    base < {format, token, dev} < comm < {model, sample, guide} < sched < engine < http < prog
 
 A file reads headers of its own module and the one header of lower modules; SHARED lists the
 exceptions. cuda.h appears only under src/dev/cuda. Headers compile on their own, but for x_body.h: code that a
@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 
-LAYERS = (("base",), ("format", "token", "dev"), ("comm",), ("model", "sample"), ("sched",),
+LAYERS = (("base",), ("format", "token", "dev"), ("comm",), ("model", "sample", "guide"), ("sched",),
           ("engine",), ("http",), ("prog",))
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 

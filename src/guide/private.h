@@ -1,0 +1,88 @@
+/* private.h: what the files of src/guide share. */
+#ifndef WEFT_SRC_GUIDE_PRIVATE_H
+#define WEFT_SRC_GUIDE_PRIVATE_H
+
+#include "guide.h"
+
+enum {
+    WEFT__GRAMMAR_MAX = 1 << 20,       /* symbols of a grammar */
+    WEFT__GUIDE_DEPTH_MAX = 64,        /* rules in progress: values nest to about 60 levels */
+    WEFT__GUIDE_MEMORY_MAX = 32 << 20, /* bytes of a guide's states, before they are dropped */
+    WEFT__GUIDE_TOKEN_MAX = 255,       /* bytes of a token; longer ones are never chosen */
+    WEFT__REPEAT_MAX = 8192,           /* minLength, maxLength, minItems, maxItems */
+};
+
+/* ---- vocab.c ---- */
+
+struct weft__guide_vocab {
+    const struct weft__tokenizer *tokenizer;
+    int64_t vocab;
+    const int32_t *eos; /* [eos_count], borrowed */
+    int32_t eos_count;
+    int32_t *id;     /* [count] by bytes, ascending */
+    uint8_t *common; /* [count] bytes it shares with the one before it */
+    size_t count;
+};
+
+bool weft__guide_is_eos(const struct weft__guide_vocab *vocab, int32_t token);
+
+/* ---- grammar.c: rules of alternatives of symbols ---- */
+
+/* A symbol: 0 ends an alternative, a positive one is a set of bytes, a negative one a rule. Only
+ * rules whose last symbol is the rule in question call themselves without a byte before: there is
+ * no left recursion. */
+struct weft__byte_set {
+    uint64_t bit[4];
+};
+
+struct weft__rule {
+    int32_t first, last; /* alternatives, or -1 */
+    int32_t height;      /* rules in progress at once that its shallowest text needs */
+};
+
+struct weft__alternative {
+    int32_t begin; /* its first symbol */
+    int32_t next;  /* alternative of the rule, or -1 */
+    int32_t height;
+};
+
+struct weft__grammar {
+    int32_t *symbol;
+    size_t symbols, symbols_cap;
+    struct weft__alternative *alternative;
+    size_t alternatives, alternatives_cap;
+    struct weft__rule *rule;
+    size_t rules, rules_cap;
+    struct weft__byte_set *set; /* symbol s is set[s - 1] */
+    size_t sets, sets_cap;
+    bool failed, too_large; /* out of memory; more than WEFT__GRAMMAR_MAX symbols */
+};
+
+void weft__grammar_free(struct weft__grammar *g);
+int32_t weft__grammar_rule(struct weft__grammar *g); /* a new one, as a symbol */
+/* One more alternative of a rule. */
+void weft__grammar_add(struct weft__grammar *g, int32_t rule, const int32_t *symbol, size_t count);
+int32_t weft__grammar_set(struct weft__grammar *g, struct weft__byte_set set);
+int32_t weft__grammar_range(struct weft__grammar *g, unsigned char low, unsigned char high);
+int32_t weft__grammar_chars(struct weft__grammar *g, const char *chars);
+/* An alternative that is this text. */
+void weft__grammar_text(struct weft__grammar *g, int32_t rule, const char *text, size_t len);
+/* Once all rules are there. False: the rule has no finite text within the depth. */
+bool weft__grammar_finish(struct weft__grammar *g, int32_t rule);
+
+#define WEFT__ADD(g, rule, ...)                                \
+    weft__grammar_add(g, rule, (const int32_t[]){__VA_ARGS__}, \
+                      sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
+
+static inline bool weft__byte_in(const struct weft__byte_set *set, unsigned char byte)
+{
+    return (set->bit[byte / 64] >> (byte % 64) & 1) != 0;
+}
+
+/* ---- schema.c ---- */
+
+/* The rule of the whole text. */
+weft_status weft__schema_compile(const struct weft__guide_spec *spec, struct weft__grammar *g,
+                                 int32_t *root, weft_error *err);
+
+#endif

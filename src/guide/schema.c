@@ -1,0 +1,941 @@
+/* JSON Schema -> grammar. The texts of the grammar are a part of those the schema allows:
+ * properties come in the order of the schema, white space stands where JSON is usually written with
+ * it, and numbers have at most 16 digits on a side. A keyword that would have to be ignored is
+ * refused. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "private.h"
+
+enum {
+    REFS_MAX = 1024,      /* schemas that are referred to */
+    NESTING_MAX = 256,    /* schemas in schemas */
+    KEY_MAX = 512,        /* bytes of a key in a reference */
+    NAME_MAX_BYTES = 512, /* of a property beside which others are allowed */
+    DIGITS = 15,          /* after the first */
+    INDENT = 20,          /* characters, after a line's end */
+    DISJOINT_DEPTH = 8,
+};
+
+enum type { /* bits */
+            TYPE_NULL = 1,
+            TYPE_BOOLEAN = 2,
+            TYPE_INTEGER = 4,
+            TYPE_NUMBER = 8,
+            TYPE_STRING = 16,
+            TYPE_ARRAY = 32,
+            TYPE_OBJECT = 64,
+            TYPE_ANY = 127 & ~TYPE_INTEGER, /* which are numbers */
+};
+
+struct compiler {
+    struct weft__grammar *g;
+    const json_t *root, *near; /* near: the closest schema around with definitions of its own */
+    struct weft__buf path;     /* where in the schema */
+    weft_error *err;
+    struct {
+        const json_t *schema;
+        int32_t rule;
+    } ref[REFS_MAX];
+    int refs, depth;
+    /* Rules that every schema needs, made when first asked for; 0: not yet. */
+    int32_t space, character, string, integer, number, boolean, null, any, any_array, any_object;
+};
+
+static weft_status compile(struct compiler *c, const json_t *schema, int32_t *out);
+
+/* ---- errors ---- */
+
+static weft_status refuse(const struct compiler *c, weft_status status, const char *what,
+                          const char *name)
+{
+    return weft__fail(c->err, status, "schema at %s: %s%s%.100s%s",
+                      c->path.len > 0 ? c->path.data : "/", what, name != NULL ? " \"" : "",
+                      name != NULL ? name : "", name != NULL ? "\"" : "");
+}
+
+/* Appends a step to the path; the caller restores the length. */
+static size_t enter(struct compiler *c, const char *name)
+{
+    size_t before = c->path.len;
+    weft__buf_printf(&c->path, "/%.64s", name);
+    return before;
+}
+
+static void leave(struct compiler *c, size_t before)
+{
+    c->path.len = before;
+    if (c->path.data != NULL) c->path.data[before] = '\0';
+}
+
+/* ---- JSON's own rules ---- */
+
+/* Nothing, a space, or line ends and an indentation. */
+static int32_t space(struct compiler *c)
+{
+    struct weft__grammar *g = c->g;
+    if (c->space != 0) return c->space;
+    int32_t indent = 0, blank = weft__grammar_chars(g, " \t"), line = weft__grammar_chars(g, "\n");
+    for (int i = 0; i <= INDENT; i++) {
+        int32_t rule = weft__grammar_rule(g);
+        weft__grammar_add(g, rule, NULL, 0);
+        if (i > 0) WEFT__ADD(g, rule, blank, indent);
+        indent = rule;
+    }
+    c->space = weft__grammar_rule(g);
+    weft__grammar_add(g, c->space, NULL, 0);
+    WEFT__ADD(g, c->space, weft__grammar_chars(g, " "));
+    WEFT__ADD(g, c->space, line, indent);
+    WEFT__ADD(g, c->space, line, line, indent);
+    return c->space;
+}
+
+/* A character beyond ASCII, well-formed (Unicode, table 3-7). */
+static void add_beyond_ascii(struct weft__grammar *g, int32_t rule)
+{
+    int32_t tail = weft__grammar_range(g, 0x80, 0xbf);
+    int32_t three =
+        weft__grammar_chars(g, "\xe1\xe2\xe3\xe4\xe5\xe6\xe7\xe8\xe9\xea\xeb\xec\xee\xef");
+    WEFT__ADD(g, rule, weft__grammar_range(g, 0xc2, 0xdf), tail);
+    WEFT__ADD(g, rule, weft__grammar_range(g, 0xe0, 0xe0), weft__grammar_range(g, 0xa0, 0xbf),
+              tail);
+    WEFT__ADD(g, rule, three, tail, tail);
+    WEFT__ADD(g, rule, weft__grammar_range(g, 0xed, 0xed), weft__grammar_range(g, 0x80, 0x9f),
+              tail);
+    WEFT__ADD(g, rule, weft__grammar_range(g, 0xf0, 0xf0), weft__grammar_range(g, 0x90, 0xbf), tail,
+              tail);
+    WEFT__ADD(g, rule, weft__grammar_range(g, 0xf1, 0xf3), tail, tail, tail);
+    WEFT__ADD(g, rule, weft__grammar_range(g, 0xf4, 0xf4), weft__grammar_range(g, 0x80, 0x8f), tail,
+              tail);
+}
+
+static struct weft__byte_set plain_ascii(void)
+{
+    struct weft__byte_set set = {{0}};
+    for (unsigned b = ' '; b < 0x80; b++)
+        if (b != '"' && b != '\\') set.bit[b / 64] |= UINT64_C(1) << (b % 64);
+    return set;
+}
+
+/* One character of a string. Of \u escapes neither surrogates nor NUL: few readers take those. */
+static int32_t character(struct compiler *c)
+{
+    struct weft__grammar *g = c->g;
+    if (c->character != 0) return c->character;
+    int32_t rule = c->character = weft__grammar_rule(g);
+    int32_t escape = weft__grammar_chars(g, "\\"), u = weft__grammar_chars(g, "u");
+    int32_t hex = weft__grammar_chars(g, "0123456789abcdefABCDEF"),
+            zero = weft__grammar_chars(g, "0");
+    int32_t not_zero = weft__grammar_chars(g, "123456789abcdefABCDEF");
+    WEFT__ADD(g, rule, weft__grammar_set(g, plain_ascii()));
+    WEFT__ADD(g, rule, escape, weft__grammar_chars(g, "\"\\/bfnrt"));
+    WEFT__ADD(g, rule, escape, u, weft__grammar_chars(g, "123456789abcefABCEF"), hex, hex, hex);
+    WEFT__ADD(g, rule, escape, u, weft__grammar_chars(g, "dD"), weft__grammar_range(g, '0', '7'),
+              hex, hex);
+    WEFT__ADD(g, rule, escape, u, zero, not_zero, hex, hex);
+    WEFT__ADD(g, rule, escape, u, zero, zero, not_zero, hex);
+    WEFT__ADD(g, rule, escape, u, zero, zero, zero, not_zero);
+    add_beyond_ascii(g, rule);
+    return rule;
+}
+
+/* The rest of a repetition of `item`: from `low` to `high` times, then `end`; high < 0: any number.
+ * Every item but the first follows `separator`; 0: none. `first`: none came before. */
+static int32_t repeat(struct weft__grammar *g, int32_t item, int32_t separator, int32_t end,
+                      int64_t low, int64_t high)
+{
+    int64_t last = high < 0 ? (low > 0 ? low : 1) : high;
+    int32_t rest = weft__grammar_rule(g);
+    WEFT__ADD(g, rest, end);
+    if (high < 0) {
+        if (separator != 0)
+            WEFT__ADD(g, rest, separator, item, rest);
+        else
+            WEFT__ADD(g, rest, item, rest);
+    }
+    /* rest: what follows when `last` items are there; now for one less at a time. */
+    for (int64_t have = last - 1; have >= 0; have--) {
+        int32_t rule = weft__grammar_rule(g);
+        if (have >= low) WEFT__ADD(g, rule, end);
+        if (separator != 0 && have > 0)
+            WEFT__ADD(g, rule, separator, item, rest);
+        else
+            WEFT__ADD(g, rule, item, rest);
+        rest = rule;
+    }
+    return rest;
+}
+
+static int32_t string_of(struct compiler *c, int64_t low, int64_t high)
+{
+    int32_t quote = weft__grammar_chars(c->g, "\""), rule = weft__grammar_rule(c->g);
+    WEFT__ADD(c->g, rule, quote, repeat(c->g, character(c), 0, quote, low, high));
+    return rule;
+}
+
+static int32_t any_string(struct compiler *c)
+{
+    if (c->string == 0) c->string = string_of(c, 0, -1);
+    return c->string;
+}
+
+/* Up to DIGITS digits. */
+static int32_t digits(struct compiler *c)
+{
+    int32_t rule = 0, digit = weft__grammar_range(c->g, '0', '9');
+    for (int i = 0; i <= DIGITS; i++) {
+        int32_t more = weft__grammar_rule(c->g);
+        weft__grammar_add(c->g, more, NULL, 0);
+        if (i > 0) WEFT__ADD(c->g, more, digit, rule);
+        rule = more;
+    }
+    return rule;
+}
+
+static int32_t integer(struct compiler *c)
+{
+    struct weft__grammar *g = c->g;
+    if (c->integer != 0) return c->integer;
+    int32_t first = weft__grammar_range(g, '1', '9'), minus = weft__grammar_chars(g, "-");
+    int32_t more = digits(c), rule = c->integer = weft__grammar_rule(g);
+    WEFT__ADD(g, rule, weft__grammar_chars(g, "0"));
+    WEFT__ADD(g, rule, first, more);
+    WEFT__ADD(g, rule, minus, first, more);
+    return rule;
+}
+
+static int32_t number(struct compiler *c)
+{
+    struct weft__grammar *g = c->g;
+    if (c->number != 0) return c->number;
+    int32_t digit = weft__grammar_range(g, '0', '9'), e = weft__grammar_chars(g, "eE");
+    int32_t exponent = weft__grammar_rule(g), fraction = weft__grammar_rule(g), whole = integer(c);
+    weft__grammar_add(g, exponent, NULL, 0);
+    int32_t sign = weft__grammar_chars(g, "+-");
+    WEFT__ADD(g, exponent, e, digit);
+    WEFT__ADD(g, exponent, e, digit, digit);
+    WEFT__ADD(g, exponent, e, sign, digit);
+    WEFT__ADD(g, exponent, e, sign, digit, digit);
+    weft__grammar_add(g, fraction, NULL, 0);
+    WEFT__ADD(g, fraction, weft__grammar_chars(g, "."), digit, digits(c));
+    c->number = weft__grammar_rule(g);
+    WEFT__ADD(g, c->number, whole, fraction, exponent);
+    WEFT__ADD(g, c->number, weft__grammar_chars(g, "-"), weft__grammar_chars(g, "0"), fraction,
+              exponent);
+    return c->number;
+}
+
+static int32_t boolean(struct compiler *c)
+{
+    if (c->boolean != 0) return c->boolean;
+    c->boolean = weft__grammar_rule(c->g);
+    weft__grammar_text(c->g, c->boolean, "true", 4);
+    weft__grammar_text(c->g, c->boolean, "false", 5);
+    return c->boolean;
+}
+
+static int32_t null(struct compiler *c)
+{
+    if (c->null != 0) return c->null;
+    c->null = weft__grammar_rule(c->g);
+    weft__grammar_text(c->g, c->null, "null", 4);
+    return c->null;
+}
+
+/* `, ` between the parts of arrays and objects. */
+static int32_t comma(struct compiler *c)
+{
+    int32_t rule = weft__grammar_rule(c->g);
+    WEFT__ADD(c->g, rule, weft__grammar_chars(c->g, ","), space(c));
+    return rule;
+}
+
+static int32_t closing(struct compiler *c, const char *bracket)
+{
+    int32_t rule = weft__grammar_rule(c->g);
+    WEFT__ADD(c->g, rule, space(c), weft__grammar_chars(c->g, bracket));
+    return rule;
+}
+
+static int32_t array_of(struct compiler *c, int32_t item, int64_t low, int64_t high)
+{
+    int32_t rule = weft__grammar_rule(c->g), bracket = weft__grammar_chars(c->g, "[");
+    WEFT__ADD(c->g, rule, bracket, space(c),
+              repeat(c->g, item, comma(c), closing(c, "]"), low, high));
+    return rule;
+}
+
+/* KEY: VALUE, of rules. */
+static int32_t member_of(struct compiler *c, int32_t key, int32_t value)
+{
+    int32_t rule = weft__grammar_rule(c->g);
+    WEFT__ADD(c->g, rule, key, weft__grammar_chars(c->g, ":"), space(c), value);
+    return rule;
+}
+
+static int32_t object_of(struct compiler *c, int32_t member)
+{
+    int32_t rule = weft__grammar_rule(c->g), brace = weft__grammar_chars(c->g, "{");
+    WEFT__ADD(c->g, rule, brace, space(c), repeat(c->g, member, comma(c), closing(c, "}"), 0, -1));
+    return rule;
+}
+
+static int32_t any(struct compiler *c)
+{
+    if (c->any != 0) return c->any;
+    int32_t rule = c->any = weft__grammar_rule(c->g);
+    c->any_object = object_of(c, member_of(c, any_string(c), rule));
+    c->any_array = array_of(c, rule, 0, -1);
+    WEFT__ADD(c->g, rule, c->any_object);
+    WEFT__ADD(c->g, rule, c->any_array);
+    WEFT__ADD(c->g, rule, any_string(c));
+    WEFT__ADD(c->g, rule, number(c));
+    WEFT__ADD(c->g, rule, boolean(c));
+    WEFT__ADD(c->g, rule, null(c));
+    return rule;
+}
+
+/* ---- keywords ---- */
+
+static const char *const annotations[] = {
+    "title",   "description", "default",  "examples", "deprecated",  "readOnly",      "writeOnly",
+    "$schema", "$id",         "$comment", "$defs",    "definitions", "discriminator", NULL,
+};
+static const char *const of_types[] = {
+    "type",      "properties",  "required", "additionalProperties",
+    "items",     "prefixItems", "minItems", "maxItems",
+    "minLength", "maxLength",   NULL,
+};
+
+static const char *const choices[] = {"anyOf", "oneOf", "allOf", NULL};
+
+static bool listed(const char *const *list, const char *name)
+{
+    while (*list != NULL && strcmp(*list, name) != 0) list++;
+    return *list != NULL;
+}
+
+/* Refuses any keyword that is neither an annotation nor in the list. */
+static weft_status only(const struct compiler *c, const json_t *schema, const char *const *list)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach(
+        (json_t *)(uintptr_t)schema, name,
+        value) if (!listed(annotations, name) &&
+                   !listed(list, name)) return refuse(c, WEFT_UNSUPPORTED,
+                                                      list == of_types
+                                                          ? "unsupported keyword"
+                                                          : "unsupported combination with",
+                                                      name);
+    return WEFT_OK;
+}
+
+static unsigned type_bit(const char *name)
+{
+    static const char *const names[] = {"null",   "boolean", "integer", "number",
+                                        "string", "array",   "object"};
+    for (unsigned i = 0; name != NULL && i < WEFT__COUNT(names); i++)
+        if (strcmp(names[i], name) == 0) return 1U << i;
+    return 0;
+}
+
+/* The types that `type` names, or those whose keywords are there; 0: it is wrong. */
+static unsigned types_of(const json_t *schema)
+{
+    const json_t *type = json_object_get(schema, "type"), *entry;
+    size_t i;
+    unsigned types = 0;
+    if (json_is_array(type)) {
+        json_array_foreach(type, i, entry)
+        {
+            unsigned bit = type_bit(json_string_value(entry));
+            if (bit == 0) return 0;
+            types |= bit;
+        }
+        return types;
+    }
+    if (type != NULL) return type_bit(json_string_value(type));
+    for (i = 1; i < 4; i++) types |= json_object_get(schema, of_types[i]) ? TYPE_OBJECT : 0U;
+    for (i = 4; i < 8; i++) types |= json_object_get(schema, of_types[i]) ? TYPE_ARRAY : 0U;
+    for (i = 8; i < 10; i++) types |= json_object_get(schema, of_types[i]) ? TYPE_STRING : 0U;
+    return types != 0 ? types : TYPE_ANY;
+}
+
+static unsigned type_of_value(const json_t *value)
+{
+    switch (json_typeof(value)) {
+    case JSON_NULL:
+        return TYPE_NULL;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return TYPE_BOOLEAN;
+    case JSON_INTEGER:
+        return TYPE_INTEGER;
+    case JSON_REAL:
+        return json_real_value(value) == floor(json_real_value(value)) ? TYPE_INTEGER : TYPE_NUMBER;
+    case JSON_STRING:
+        return TYPE_STRING;
+    case JSON_ARRAY:
+        return TYPE_ARRAY;
+    default:
+        return TYPE_OBJECT;
+    }
+}
+
+/* With the integers that are among the numbers. */
+static unsigned widen(unsigned types)
+{
+    return (types & TYPE_NUMBER) != 0 ? types | TYPE_INTEGER : types;
+}
+
+/* A count from 0 to WEFT__REPEAT_MAX; absent leaves *out alone. */
+static weft_status read_count(const struct compiler *c, const json_t *schema, const char *name,
+                              int64_t *out)
+{
+    const json_t *value = json_object_get(schema, name);
+    if (value == NULL) return WEFT_OK;
+    double number = json_number_value(value);
+    if (!json_is_number(value) || number < 0 || number > 1e15 || number != (double)(int64_t)number)
+        return refuse(c, WEFT_INVALID, "not a count:", name);
+    if (number > WEFT__REPEAT_MAX)
+        return refuse(c, WEFT_UNSUPPORTED, "more than 8192 is too much for", name);
+    *out = (int64_t)number;
+    return WEFT_OK;
+}
+
+/* ---- strings, arrays ---- */
+
+static weft_status compile_string(struct compiler *c, const json_t *schema, int32_t *out)
+{
+    int64_t low = 0, high = -1;
+    WEFT__TRY(read_count(c, schema, "minLength", &low));
+    WEFT__TRY(read_count(c, schema, "maxLength", &high));
+    if (high >= 0 && high < low)
+        return refuse(c, WEFT_INVALID, "no string meets minLength and maxLength", NULL);
+    *out = low == 0 && high < 0 ? any_string(c) : string_of(c, low, high);
+    return WEFT_OK;
+}
+
+/* The first items each have a schema; from the last of them on it is a plain repetition. */
+static weft_status compile_tuple(struct compiler *c, const json_t *prefix, int32_t item,
+                                 int64_t low, int64_t high, int32_t *out)
+{
+    struct weft__grammar *g = c->g;
+    int64_t count = (int64_t)json_array_size(prefix);
+    int32_t end = closing(c, "]"), separator = comma(c), here = weft__grammar_rule(g);
+    int32_t bracket = weft__grammar_chars(g, "[");
+    *out = weft__grammar_rule(g);
+    WEFT__ADD(g, *out, bracket, space(c), here);
+    for (int64_t i = 0; i < count; i++) {
+        int32_t rule = 0, next = weft__grammar_rule(g);
+        if (i >= low) WEFT__ADD(g, here, end);
+        if (high >= 0 && i >= high) return WEFT_OK;
+        char name[40];
+        (void)snprintf(name, sizeof name, "prefixItems/%lld", (long long)i);
+        size_t before = enter(c, name);
+        WEFT__TRY(compile(c, json_array_get(prefix, (size_t)i), &rule));
+        leave(c, before);
+        if (i > 0)
+            WEFT__ADD(g, here, separator, rule, next);
+        else
+            WEFT__ADD(g, here, rule, next);
+        here = next;
+    }
+    low = weft__max(low - count, 0);
+    if (high >= 0) high = weft__max(high - count, 0);
+    int32_t follower = weft__grammar_rule(g);
+    if (item != 0) WEFT__ADD(g, follower, separator, item);
+    WEFT__ADD(g, here, repeat(g, follower, 0, end, low, item != 0 ? high : 0));
+    return WEFT_OK;
+}
+
+static weft_status compile_array(struct compiler *c, const json_t *schema, int32_t *out)
+{
+    const json_t *items = json_object_get(schema, "items");
+    const json_t *prefix = json_object_get(schema, "prefixItems");
+    int64_t low = 0, high = -1;
+    int32_t item = 0;
+    WEFT__TRY(read_count(c, schema, "minItems", &low));
+    WEFT__TRY(read_count(c, schema, "maxItems", &high));
+    if (prefix != NULL && (!json_is_array(prefix) || json_array_size(prefix) == 0))
+        return refuse(c, WEFT_INVALID, "not a list of schemas:", "prefixItems");
+    int64_t most = json_is_false(items) ? (int64_t)json_array_size(prefix) : -1;
+    if (most >= 0 && (high < 0 || high > most)) high = most;
+    if (high >= 0 && high < low)
+        return refuse(c, WEFT_INVALID, "no array meets minItems and maxItems", NULL);
+    if (items == NULL) {
+        item = any(c);
+    } else if (!json_is_false(items)) {
+        size_t before = enter(c, "items");
+        WEFT__TRY(compile(c, items, &item));
+        leave(c, before);
+    }
+    if (prefix != NULL) return compile_tuple(c, prefix, item, low, high, out);
+    if (high == 0) {
+        *out = weft__grammar_rule(c->g);
+        WEFT__ADD(c->g, *out, weft__grammar_chars(c->g, "["), closing(c, "]"));
+        return WEFT_OK;
+    }
+    *out = array_of(c, item, low, high);
+    return WEFT_OK;
+}
+
+/* ---- objects ---- */
+
+struct names { /* of the properties that an additional one must not have */
+    const char *name[WEFT__REPEAT_MAX];
+    size_t count;
+};
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* The rest of a key behind `depth` bytes that names from .. to - 1, sorted, share: any key but
+ * those. Escapes may follow only where no name can be meant any more. */
+static int32_t other_key(struct compiler *c, const struct names *names, size_t from, size_t to,
+                         size_t depth)
+{
+    struct weft__grammar *g = c->g;
+    struct weft__byte_set other = plain_ascii();
+    int32_t quote = weft__grammar_chars(g, "\""), rule = weft__grammar_rule(g);
+    int32_t rest = repeat(g, character(c), 0, quote, 0, -1);
+    bool ends = names->name[from][depth] == '\0', beyond = false;
+    bool inside = ((unsigned char)names->name[from][depth] & 0xc0) == 0x80; /* a character */
+    for (size_t i = ends ? from + 1 : from, next; i < to; i = next) {
+        unsigned char byte = (unsigned char)names->name[i][depth];
+        for (next = i; next < to && (unsigned char)names->name[next][depth] == byte;) next++;
+        other.bit[byte / 64] &= ~(UINT64_C(1) << (byte % 64));
+        beyond |= byte >= 0x80;
+        if (byte == '"' || byte == '\\' || byte < ' ') continue; /* escaped: never written here */
+        WEFT__ADD(g, rule, weft__grammar_range(g, byte, byte),
+                  other_key(c, names, i, next, depth + 1));
+    }
+    if (inside) return rule;
+    WEFT__ADD(g, rule, weft__grammar_set(g, other), rest);
+    if (!ends) WEFT__ADD(g, rule, quote);
+    if (!beyond) {
+        int32_t character_beyond = weft__grammar_rule(g);
+        add_beyond_ascii(g, character_beyond);
+        WEFT__ADD(g, rule, character_beyond, rest);
+    }
+    return rule;
+}
+
+/* Any key but those of the properties. */
+static weft_status compile_other_key(struct compiler *c, const json_t *properties, int32_t *out)
+{
+    struct names names = {.count = 0};
+    const char *name;
+    json_t *property;
+    json_object_foreach((json_t *)(uintptr_t)properties, name, property)
+    {
+        if (names.count == WEFT__COUNT(names.name) || strlen(name) > NAME_MAX_BYTES)
+            return refuse(c, WEFT_UNSUPPORTED,
+                          "too much to tell additional properties from:", name);
+        names.name[names.count++] = name;
+    }
+    if (names.count == 0) {
+        *out = any_string(c);
+        return WEFT_OK;
+    }
+    qsort(names.name, names.count, sizeof *names.name, compare_names);
+    *out = weft__grammar_rule(c->g);
+    WEFT__ADD(c->g, *out, weft__grammar_chars(c->g, "\""), other_key(c, &names, 0, names.count, 0));
+    return WEFT_OK;
+}
+
+/* ADDITIONAL_KEY: VALUE; 0 in *out: there may be none. */
+static weft_status compile_additional(struct compiler *c, const json_t *schema,
+                                      const json_t *properties, int32_t *out)
+{
+    const json_t *additional = json_object_get(schema, "additionalProperties");
+    int32_t key = 0, value = 0;
+    *out = 0;
+    /* Absent, it allows others; but who lists properties wants those. */
+    if (json_is_false(additional) || (additional == NULL && json_object_size(properties) > 0))
+        return WEFT_OK;
+    size_t before = enter(c, "additionalProperties");
+    if (additional == NULL)
+        value = any(c);
+    else
+        WEFT__TRY(compile(c, additional, &value));
+    leave(c, before);
+    WEFT__TRY(compile_other_key(c, properties, &key));
+    *out = member_of(c, key, value);
+    return WEFT_OK;
+}
+
+static bool is_required(const json_t *required, const char *name)
+{
+    size_t i;
+    json_t *entry;
+    json_array_foreach(required, i,
+                       entry) if (json_is_string(entry) &&
+                                  strcmp(json_string_value(entry), name) == 0) return true;
+    return false;
+}
+
+static weft_status check_object(const struct compiler *c, const json_t *properties,
+                                const json_t *required)
+{
+    size_t i;
+    json_t *entry;
+    if (properties != NULL && !json_is_object(properties))
+        return refuse(c, WEFT_INVALID, "not an object:", "properties");
+    if (required != NULL && !json_is_array(required))
+        return refuse(c, WEFT_INVALID, "not a list:", "required");
+    json_array_foreach(required, i, entry)
+    {
+        if (!json_is_string(entry))
+            return refuse(c, WEFT_INVALID, "not a list of names:", "required");
+        if (json_object_get(properties, json_string_value(entry)) == NULL)
+            return refuse(c, WEFT_UNSUPPORTED,
+                          "required, but not in properties:", json_string_value(entry));
+    }
+    return WEFT_OK;
+}
+
+static weft_status compile_property(struct compiler *c, const char *name, const json_t *schema,
+                                    int32_t *out)
+{
+    int32_t key = weft__grammar_rule(c->g), value = 0;
+    json_t *text = json_string(name);
+    char *quoted = text != NULL ? json_dumps(text, JSON_ENCODE_ANY) : NULL;
+    json_decref(text);
+    if (quoted == NULL) return weft__fail_oom(c->err, strlen(name), "a property's name");
+    weft__grammar_text(c->g, key, quoted, strlen(quoted));
+    free(quoted);
+    size_t before = enter(c, "properties");
+    (void)enter(c, name);
+    WEFT__TRY(compile(c, schema, &value));
+    leave(c, before);
+    *out = member_of(c, key, value);
+    return WEFT_OK;
+}
+
+/* Two chains over the properties: `first`, while none was written, and `more`, after one was. */
+static weft_status compile_object(struct compiler *c, const json_t *schema, int32_t *out)
+{
+    struct weft__grammar *g = c->g;
+    const json_t *properties = json_object_get(schema, "properties");
+    const json_t *required = json_object_get(schema, "required");
+    const char *name;
+    json_t *property;
+    int32_t other = 0;
+    WEFT__TRY(check_object(c, properties, required));
+    WEFT__TRY(compile_additional(c, schema, properties, &other));
+    if (json_object_size(properties) == 0 && other != 0) {
+        *out = object_of(c, other);
+        return WEFT_OK;
+    }
+    int32_t first = weft__grammar_rule(g), more = weft__grammar_rule(g);
+    int32_t separator = comma(c), end = closing(c, "}"), brace = weft__grammar_chars(g, "{");
+    *out = weft__grammar_rule(g);
+    WEFT__ADD(g, *out, brace, space(c), first);
+    json_object_foreach((json_t *)(uintptr_t)properties, name, property)
+    {
+        int32_t member = 0, next_first = weft__grammar_rule(g), next_more = weft__grammar_rule(g);
+        WEFT__TRY(compile_property(c, name, property, &member));
+        WEFT__ADD(g, first, member, next_more);
+        WEFT__ADD(g, more, separator, member, next_more);
+        if (!is_required(required, name)) {
+            WEFT__ADD(g, first, next_first);
+            WEFT__ADD(g, more, next_more);
+        }
+        first = next_first;
+        more = next_more;
+    }
+    WEFT__ADD(g, first, end);
+    WEFT__ADD(g, more, end);
+    if (other != 0) {
+        WEFT__ADD(g, first, other, more);
+        WEFT__ADD(g, more, separator, other, more);
+    }
+    return WEFT_OK;
+}
+
+/* ---- references ---- */
+
+/* What "#/a/b" points to, or NULL. */
+static const json_t *resolve(const json_t *root, const char *ref)
+{
+    char key[KEY_MAX];
+    if (ref == NULL || ref[0] != '#' || (ref[1] != '\0' && ref[1] != '/')) return NULL;
+    const json_t *at = root;
+    for (ref++; *ref == '/' && at != NULL;) {
+        size_t len = 0;
+        for (ref++; *ref != '\0' && *ref != '/' && len < sizeof key - 1; ref++) {
+            char byte = *ref;
+            if (byte == '~' && (ref[1] == '0' || ref[1] == '1')) byte = *++ref == '0' ? '~' : '/';
+            key[len++] = byte;
+        }
+        key[len] = '\0';
+        at = json_is_array(at) ? json_array_get(at, strtoul(key, NULL, 10))
+                               : json_object_get(at, key);
+    }
+    return *ref == '\0' ? at : NULL;
+}
+
+/* In the whole schema or, as tools have their schemas inside of ours, in the one around. */
+static const json_t *find_ref(const struct compiler *c, const json_t *schema)
+{
+    const char *name = json_string_value(json_object_get(schema, "$ref"));
+    const json_t *found = resolve(c->root, name);
+    return found != NULL ? found : resolve(c->near, name);
+}
+
+static weft_status compile_ref(struct compiler *c, const json_t *schema, int32_t *out)
+{
+    static const char *const alone[] = {"$ref", NULL};
+    const char *name = json_string_value(json_object_get(schema, "$ref"));
+    const json_t *target = find_ref(c, schema);
+    WEFT__TRY(only(c, schema, alone));
+    if (target == NULL) return refuse(c, WEFT_INVALID, "$ref finds nothing at", name);
+    for (int i = 0; i < c->refs; i++)
+        if (c->ref[i].schema == target) {
+            *out = c->ref[i].rule;
+            return WEFT_OK;
+        }
+    if (c->refs == REFS_MAX) return refuse(c, WEFT_UNSUPPORTED, "more than 1024 references", NULL);
+    *out = weft__grammar_rule(c->g);
+    c->ref[c->refs].schema = target;
+    c->ref[c->refs++].rule = *out;
+    int32_t rule = 0;
+    size_t before = enter(c, name);
+    WEFT__TRY(compile(c, target, &rule));
+    leave(c, before);
+    WEFT__ADD(c->g, *out, rule);
+    return WEFT_OK;
+}
+
+/* ---- alternatives ---- */
+
+struct view {                                 /* what is plain to see of a schema */
+    const json_t *schema, *constant, *values; /* references followed */
+    unsigned types;
+    bool known; /* that it is no more than this */
+};
+
+static struct view view_of(const struct compiler *c, const json_t *schema)
+{
+    struct view v = {.schema = schema, .types = TYPE_ANY};
+    for (int hop = 0; json_object_get(v.schema, "$ref") != NULL && hop < DISJOINT_DEPTH; hop++)
+        v.schema = find_ref(c, v.schema);
+    for (const char *const *keyword = choices; *keyword != NULL; keyword++)
+        if (json_object_get(v.schema, *keyword) != NULL) return v;
+    if (!json_is_object(v.schema) || json_object_get(v.schema, "$ref") != NULL) return v;
+    v.known = true;
+    v.constant = json_object_get(v.schema, "const");
+    v.values = json_object_get(v.schema, "enum");
+    v.types = types_of(v.schema);
+    return v;
+}
+
+static size_t count_values(const struct view *v)
+{
+    return v->constant != NULL ? 1 : json_array_size(v->values);
+}
+
+static const json_t *value_at(const struct view *v, size_t i)
+{
+    return v->constant != NULL ? v->constant : json_array_get(v->values, i);
+}
+
+static bool share_value(const struct view *a, const struct view *b)
+{
+    for (size_t i = 0; i < count_values(a); i++)
+        for (size_t k = 0; k < count_values(b); k++)
+            if (json_equal(value_at(a, i), value_at(b, k))) return true;
+    return false;
+}
+
+static unsigned types_seen(const struct view *v)
+{
+    unsigned types = 0;
+    for (size_t i = 0; i < count_values(v); i++) types |= type_of_value(value_at(v, i));
+    return types != 0 ? types : widen(v->types);
+}
+
+/* Whether no value meets both, as far as types, constants and required properties tell. */
+static bool disjoint(const struct compiler *c, const json_t *a, const json_t *b, int depth)
+{
+    const struct view v = view_of(c, a), w = view_of(c, b);
+    const char *name;
+    json_t *property;
+    if (!v.known || !w.known || depth == DISJOINT_DEPTH) return false;
+    if ((types_seen(&v) & types_seen(&w)) == 0) return true;
+    if (count_values(&v) > 0 && count_values(&w) > 0) return !share_value(&v, &w);
+    if (v.types != TYPE_OBJECT || w.types != TYPE_OBJECT) return false;
+    json_object_foreach(json_object_get(v.schema, "properties"), name, property)
+    {
+        const json_t *other = json_object_get(json_object_get(w.schema, "properties"), name);
+        if (other != NULL && is_required(json_object_get(v.schema, "required"), name) &&
+            is_required(json_object_get(w.schema, "required"), name) &&
+            disjoint(c, property, other, depth + 1))
+            return true;
+    }
+    return false;
+}
+
+static weft_status compile_choice(struct compiler *c, const json_t *schema, const char *keyword,
+                                  int32_t *out)
+{
+    const char *const alone[] = {keyword, NULL};
+    const json_t *list = json_object_get(schema, keyword);
+    size_t count = json_array_size(list);
+    WEFT__TRY(only(c, schema, alone));
+    if (count == 0) return refuse(c, WEFT_INVALID, "not a list of schemas:", keyword);
+    if (strcmp(keyword, "allOf") == 0 && count > 1)
+        return refuse(c, WEFT_UNSUPPORTED, "more than one schema in", keyword);
+    *out = weft__grammar_rule(c->g);
+    for (size_t i = 0; i < count; i++) {
+        char name[40];
+        int32_t rule = 0;
+        (void)snprintf(name, sizeof name, "%s/%zu", keyword, i);
+        size_t before = enter(c, name);
+        for (size_t k = 0; k < i && strcmp(keyword, "oneOf") == 0; k++)
+            if (!disjoint(c, json_array_get(list, i), json_array_get(list, k), 0))
+                return refuse(c, WEFT_UNSUPPORTED,
+                              "a value may meet two of oneOf: use anyOf, or a property that is "
+                              "required and constant in each",
+                              NULL);
+        WEFT__TRY(compile(c, json_array_get(list, i), &rule));
+        leave(c, before);
+        WEFT__ADD(c->g, *out, rule);
+    }
+    return WEFT_OK;
+}
+
+/* A constant as text; of a number the shortest that reads back the same. */
+static weft_status add_constant(struct compiler *c, const json_t *value, int32_t rule)
+{
+    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(17));
+    if (text == NULL) return weft__fail_oom(c->err, 64, "a constant");
+    if (json_is_real(value))
+        for (int digit = 15; digit < 17; digit++) {
+            char shorter[40];
+            (void)snprintf(shorter, sizeof shorter, "%.*g", digit, json_real_value(value));
+            if (strtod(shorter, NULL) != json_real_value(value)) continue;
+            (void)snprintf(text, strlen(text) + 1, "%s", shorter);
+            break;
+        }
+    weft__grammar_text(c->g, rule, text, strlen(text));
+    free(text);
+    return WEFT_OK;
+}
+
+static weft_status compile_values(struct compiler *c, const json_t *schema, int32_t *out)
+{
+    static const char *const with_type[] = {"const", "enum", "type", NULL};
+    const json_t *constant = json_object_get(schema, "const");
+    const json_t *values = json_object_get(schema, "enum");
+    unsigned types = json_object_get(schema, "type") != NULL ? types_of(schema) : TYPE_ANY;
+    size_t count = 0;
+    WEFT__TRY(only(c, schema, with_type));
+    if (constant != NULL && values != NULL)
+        return refuse(c, WEFT_UNSUPPORTED, "const beside enum", NULL);
+    if (constant == NULL && !json_is_array(values))
+        return refuse(c, WEFT_INVALID, "not a list:", "enum");
+    *out = weft__grammar_rule(c->g);
+    for (size_t i = 0; i < (constant != NULL ? 1 : json_array_size(values)); i++) {
+        const json_t *value = constant != NULL ? constant : json_array_get(values, i);
+        if ((type_of_value(value) & widen(types)) == 0) continue;
+        WEFT__TRY(add_constant(c, value, *out));
+        count++;
+    }
+    if (count == 0) return refuse(c, WEFT_INVALID, "no value is left", NULL);
+    return WEFT_OK;
+}
+
+static weft_status compile_types(struct compiler *c, const json_t *schema, int32_t *out)
+{
+    unsigned types = types_of(schema);
+    int32_t rule = 0;
+    WEFT__TRY(only(c, schema, of_types));
+    if (types == TYPE_ANY && json_object_get(schema, "type") == NULL) {
+        *out = any(c);
+        return WEFT_OK;
+    }
+    if (types == 0) return refuse(c, WEFT_INVALID, "no type of JSON:", "type");
+    *out = weft__grammar_rule(c->g);
+    if ((types & TYPE_OBJECT) != 0) {
+        WEFT__TRY(compile_object(c, schema, &rule));
+        WEFT__ADD(c->g, *out, rule);
+    }
+    if ((types & TYPE_ARRAY) != 0) {
+        WEFT__TRY(compile_array(c, schema, &rule));
+        WEFT__ADD(c->g, *out, rule);
+    }
+    if ((types & TYPE_STRING) != 0) {
+        WEFT__TRY(compile_string(c, schema, &rule));
+        WEFT__ADD(c->g, *out, rule);
+    }
+    if ((types & TYPE_NUMBER) != 0) WEFT__ADD(c->g, *out, number(c));
+    if ((types & TYPE_INTEGER) != 0) WEFT__ADD(c->g, *out, integer(c));
+    if ((types & TYPE_BOOLEAN) != 0) WEFT__ADD(c->g, *out, boolean(c));
+    if ((types & TYPE_NULL) != 0) WEFT__ADD(c->g, *out, null(c));
+    return WEFT_OK;
+}
+
+static weft_status compile_keywords(struct compiler *c, const json_t *schema, int32_t *out)
+{
+    if (json_object_get(schema, "$ref") != NULL) return compile_ref(c, schema, out);
+    for (const char *const *keyword = choices; *keyword != NULL; keyword++)
+        if (json_object_get(schema, *keyword) != NULL)
+            return compile_choice(c, schema, *keyword, out);
+    if (json_object_get(schema, "const") != NULL || json_object_get(schema, "enum") != NULL)
+        return compile_values(c, schema, out);
+    return compile_types(c, schema, out);
+}
+
+static weft_status compile(struct compiler *c, const json_t *schema, int32_t *out)
+{
+    if (json_is_true(schema)) {
+        *out = any(c);
+        return WEFT_OK;
+    }
+    if (json_is_false(schema)) return refuse(c, WEFT_INVALID, "no value meets false", NULL);
+    if (!json_is_object(schema)) return refuse(c, WEFT_INVALID, "not a schema", NULL);
+    if (++c->depth > NESTING_MAX)
+        return refuse(c, WEFT_UNSUPPORTED, "more than 256 schemas in schemas", NULL);
+    const json_t *near = c->near;
+    if (json_object_get(schema, "$defs") != NULL || json_object_get(schema, "definitions") != NULL)
+        c->near = schema;
+    weft_status status = compile_keywords(c, schema, out);
+    c->near = near;
+    c->depth--;
+    return status;
+}
+
+weft_status weft__schema_compile(const struct weft__guide_spec *spec, struct weft__grammar *g,
+                                 int32_t *root, weft_error *err)
+{
+    struct compiler c = {.g = g, .root = spec->schema, .err = err};
+    int32_t value = 0, prefix = weft__grammar_rule(g), suffix = weft__grammar_rule(g);
+    weft__buf_init(&c.path, 1 << 16);
+    weft__grammar_text(g, prefix, spec->prefix, strlen(spec->prefix));
+    weft__grammar_text(g, suffix, spec->suffix, strlen(spec->suffix));
+    weft_status status = compile(&c, spec->schema, &value);
+    if (status == WEFT_OK) {
+        *root = weft__grammar_rule(g);
+        int32_t start = spec->space ? space(&c) : weft__grammar_rule(g);
+        if (!spec->space) weft__grammar_add(g, start, NULL, 0);
+        WEFT__ADD(g, *root, start, prefix, value, suffix);
+        if (g->failed || c.path.failed)
+            status = weft__fail_oom(err, g->symbols * sizeof *g->symbol, "a grammar");
+        else if (g->too_large)
+            status = weft__fail(err, WEFT_UNSUPPORTED,
+                                "the schema is too large: more than %d symbols", WEFT__GRAMMAR_MAX);
+        else if (!weft__grammar_finish(g, *root))
+            status = weft__fail(err, WEFT_INVALID,
+                                "no value of at most 60 levels meets the schema: does it contain "
+                                "itself without an end?");
+    }
+    weft__buf_free(&c.path);
+    return status;
+}
