@@ -2,7 +2,6 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -10,25 +9,21 @@
 #include "base/numerics.h"
 #include "cpu.h"
 
-enum { ALIGNMENT = 64, THREADS_MAX = 1024, HUGE_BYTES = 4 << 20 };
+enum { ALIGNMENT = 64, THREADS_MAX = 1024 };
 
 static void *dev_alloc(struct weft__dev *dev, size_t bytes)
 {
     (void)dev;
     /* calloc's large blocks are fresh pages: zero without being touched, so that memory appears
-     * where and when it is first used. The block's start is kept just before the aligned one. */
+     * where and when it is first used. Small ones: the first token of a layer in the KV cache would
+     * wait for a huge page to be cleared, and attention is no faster with them. The block's start
+     * is kept just before the aligned one. */
     size_t total;
     if (!weft__add_size(bytes, 2 * ALIGNMENT, &total)) return NULL;
     char *block = calloc(1, total);
     if (block == NULL) return NULL;
     char *memory = block + ALIGNMENT + (ALIGNMENT - (uintptr_t)block % ALIGNMENT);
     memcpy(memory - sizeof block, &block, sizeof block);
-    /* A KV cache is read in strides: huge pages spare most of its page walks. Only a hint. */
-    if (bytes >= HUGE_BYTES) {
-        uintptr_t first = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095;
-        uintptr_t end = ((uintptr_t)memory + bytes) & ~(uintptr_t)4095;
-        (void)madvise(memory + (first - (uintptr_t)memory), end - first, MADV_HUGEPAGE);
-    }
     return memory;
 }
 
