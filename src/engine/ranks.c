@@ -7,6 +7,7 @@
  *
  * So there is one way for all kinds of ranks, and every wait ends as collectives end. */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -277,8 +278,12 @@ static weft_status rank_run(struct rank *r, weft_error *err)
 
 static void *rank_main(void *arg)
 {
+    struct rank *r = arg;
+    char name[16];
     weft_error err; /* rank 0 hears of it through the communicator */
-    (void)rank_run(arg, &err);
+    (void)snprintf(name, sizeof name, "weft rank %d", r->index);
+    (void)pthread_setname_np(pthread_self(), name);
+    (void)rank_run(r, &err);
     return NULL;
 }
 

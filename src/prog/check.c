@@ -290,6 +290,7 @@ int weft__cmd_check(int argc, char **argv)
     const char *dir = line.argument[0];
     if (snprintf(path, sizeof path, "%s/reference.safetensors", dir) >= (int)sizeof path)
         return weft__usage("check", "the path is too long");
+    if (!weft__ranks_start("check", dir, &flags, &status)) return status;
     const struct request request = {.dir = dir,
                                     .reference = reference != NULL ? reference : path,
                                     .engine = weft__engine_options_of(&flags),

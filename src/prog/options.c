@@ -207,6 +207,7 @@ weft_engine_options weft__engine_options_of(const struct weft__engine_flags *fla
         .chunk = flags->chunk,
         .timeout_ms = (uint32_t)(flags->timeout_s * 1000),
         .activations = (weft_activations)flags->activations,
+        .rendezvous = flags->rendezvous,
         .portable = flags->portable,
     };
     if (isatty(STDERR_FILENO)) {

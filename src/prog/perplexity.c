@@ -147,6 +147,7 @@ int weft__cmd_perplexity(int argc, char **argv)
     };
     if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
     if (flags.context == 1) return weft__usage("perplexity", "--context 1 leaves nothing to score");
+    if (!weft__ranks_start("perplexity", line.argument[0], &flags, &status)) return status;
     const struct request request = {.dir = line.argument[0],
                                     .file = line.argument[1],
                                     .engine = weft__engine_options_of(&flags),

@@ -60,7 +60,9 @@ bool weft__command_line_parse(struct weft__command_line *line, int argc, char **
 /* The engine's options, shared by every command that runs a model. */
 struct weft__engine_flags {
     int64_t ranks, threads, context, kv_tokens, chunk, timeout_s;
-    int64_t activations; /* weft_activations */
+    int64_t activations;    /* weft_activations */
+    int64_t rank_kind;      /* threads, processes, mpi */
+    const char *rendezvous; /* set by weft__ranks_start */
     bool portable, verbose;
 };
 #define WEFT__ENGINE_FLAGS(f)                                                                       \
@@ -71,6 +73,13 @@ struct weft__engine_flags {
      WEFT__MAX_RANKS,                                                                               \
      "N",                                                                                           \
      "ranks the model is split over, 1 to 16 (one a NUMA node)"},                                   \
+        {WEFT__OPTION_CHOICE,                                                                       \
+         "ranks",                                                                                   \
+         &(f)->rank_kind,                                                                           \
+         0,                                                                                         \
+         0,                                                                                         \
+         "threads|processes|mpi",                                                                   \
+         "what ranks are; mpi: start with mpirun (threads)"},                                       \
         {WEFT__OPTION_INT, "threads", &(f)->threads, 1, 1024, "N", "threads of each rank"},         \
         {WEFT__OPTION_INT,                                                                          \
          "context",                                                                                 \
@@ -106,6 +115,12 @@ struct weft__engine_flags {
         WEFT__OPTION_FLAG, "portable", &(f)->portable, 0, 0, NULL,                                  \
             "plain C kernels: slower, same bits"                                                    \
     }
+
+/* Makes processes of the ranks, if the flags say so; call it before there are threads. True: go on,
+ * this is rank 0. False: this process was another rank, or has said why it cannot go on; end with
+ * *status. */
+bool weft__ranks_start(const char *command, const char *dir, struct weft__engine_flags *flags,
+                       int *status);
 
 /* With a progress bar when stderr is a terminal. */
 weft_engine_options weft__engine_options_of(const struct weft__engine_flags *flags);

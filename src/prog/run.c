@@ -368,6 +368,8 @@ static int run_stdin(struct run *run)
 static int run_model(struct run *run, const char *dir, const char *prompt)
 {
     weft_error err;
+    int status;
+    if (!weft__ranks_start("run", dir, &run->engine_flags, &status)) return status;
     weft_engine_options options = weft__engine_options_of(&run->engine_flags);
     if (run->prompts == NULL) options.max_running = 1;
     if (weft_engine_open(dir, &options, &run->engine, &err) != WEFT_OK)
@@ -376,7 +378,6 @@ static int run_model(struct run *run, const char *dir, const char *prompt)
     if (view->plan->context_reduced)
         (void)fprintf(stderr, "weft run: context limited to %lld tokens by memory\n",
                       (long long)view->plan->context);
-    int status;
     if (run->engine_flags.verbose &&
         weft__print_plan(view->arch, view->checkpoint, view->plan, &err) != WEFT_OK)
         (void)weft__report("run", &err);

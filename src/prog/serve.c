@@ -303,6 +303,7 @@ int weft__cmd_serve(int argc, char **argv)
     serve.args = args_json(&serve);
     if (serve.name == NULL || serve.args == NULL)
         return weft__usage("serve", "the model's path or an option is not UTF-8");
+    if (!weft__ranks_start("serve", serve.dir, &serve.engine_flags, &status)) return status;
     serve.engine_options = weft__engine_options_of(&serve.engine_flags);
     serve.engine_options.max_running = serve.max_running;
     serve.engine_options.max_queue = serve.max_queued;

@@ -18,6 +18,10 @@ same "standard input" "$answer" "$(echo "$question" | "$weft" run "$atlas" 2>/de
 for ranks in 1 2 3 5 8 16; do
     same "$ranks ranks" "$answer" "$("$weft" run "$atlas" --tp $ranks "$question" 2>/dev/null)"
 done
+for ranks in 1 2 5 16; do
+    same "$ranks processes" "$answer" \
+        "$("$weft" run "$atlas" --ranks processes --tp $ranks "$question" 2>/dev/null)"
+done
 same "prompts from a pipe" "$answer" "$(echo "$question" | "$weft" run "$atlas" --prompts - 2>/dev/null)"
 
 # A checkpoint's own limit holds where the request sets none; an end token that the model cannot
@@ -40,4 +44,4 @@ same "--max-tokens" "$answer" "$("$weft" run "$model" --max-tokens 30 "$question
     echo "run: info does not name the family"
     exit 1
 }
-echo "run: the same answer by argument, by standard input, on 1 to 16 ranks"
+echo "run: the same answer by argument, by standard input, on 1 to 16 ranks, threads or processes"

@@ -118,8 +118,9 @@ static void publish(struct weft__comm_kernels *k, enum weft__comm_phase phase)
 
 /* A rank that sleeps cannot be blamed while what it waits for is missing. Follows the chain of
  * sleepers from world_rank to the one that could go on; a circle ends where it began. */
-static int followed(const struct weft__comm_link *link, int world_rank)
+static int followed(const struct weft__comm_link *link, int world_rank, bool *circle)
 {
+    *circle = false;
     int rank = world_rank;
     for (int hop = 0; hop < link->world_size; hop++) {
         uint64_t waiting = atomic_load_explicit(&link->world[rank]->waiting, memory_order_acquire);
@@ -130,12 +131,14 @@ static int followed(const struct weft__comm_link *link, int world_rank)
         if (reached(progress, (uint32_t)waiting)) return rank;
         rank = next;
     }
+    *circle = true;
     return world_rank;
 }
 
 /* The budget: it restarts whenever the rank to blame is another one, or shows a sign of life. */
 struct watch {
     int culprit;
+    bool circle; /* it waits itself, in the end for us */
     uint32_t heartbeat;
     uint64_t since;
 };
@@ -143,11 +146,13 @@ struct watch {
 static bool budget_spent(const struct weft__comm_link *link, struct watch *watch, int world_rank,
                          uint64_t now)
 {
-    int culprit = followed(link, world_rank);
+    bool circle;
+    int culprit = followed(link, world_rank, &circle);
     uint32_t heartbeat =
         atomic_load_explicit(&link->world[culprit]->heartbeat, memory_order_relaxed);
     if (culprit != watch->culprit || heartbeat != watch->heartbeat)
         *watch = (struct watch){.culprit = culprit, .heartbeat = heartbeat, .since = now};
+    watch->circle = circle;
     return now - watch->since >= link->timeout_ns;
 }
 
@@ -190,9 +195,7 @@ static bool sleep_for(struct weft__comm_kernels *k, int member, enum weft__comm_
             break;
         }
         if (!k->patient && budget_spent(link, &watch, world_rank, now)) {
-            bool circle = atomic_load_explicit(&link->world[watch.culprit]->waiting,
-                                               memory_order_acquire) != 0;
-            fail(k, circle ? WEFT__FAULT_DEADLOCK : WEFT__FAULT_TIMEOUT, watch.culprit, phase,
+            fail(k, watch.circle ? WEFT__FAULT_DEADLOCK : WEFT__FAULT_TIMEOUT, watch.culprit, phase,
                  now - start, NULL);
             break;
         }
