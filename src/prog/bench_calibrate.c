@@ -12,7 +12,7 @@
 enum { TICK_NS = 100000000, CPU_BUFFER = 64 << 20, MAX_THREADS = 1024 };
 
 /* After a load begins, power rises for a while: not measured. */
-static const double SETTLE_S = 2;
+static double settle_of(double seconds) { return fmin(seconds, 2); }
 
 enum phase { IDLE, SPIN, MEMORY, COMPUTE, PHASES };
 static const char *const phase_words[] = {"idle", "spin", "memory", "compute"};
@@ -106,16 +106,16 @@ static weft_status measure_gpu(struct weft__power *power, int meter, enum phase 
 {
     struct job job = {.name = weft__power_meter(power, meter)->name,
                       .phase = phase,
-                      .ns = (uint64_t)((SETTLE_S + seconds + 1) * 1e9)};
+                      .ns = (uint64_t)((settle_of(seconds) + seconds + 2) * 1e9)};
     pthread_t thread;
     if (phase == IDLE) {
-        read_through(power, meter, SETTLE_S, seconds, out);
+        read_through(power, meter, settle_of(seconds), seconds, out);
         return WEFT_OK;
     }
     if (pthread_create(&thread, NULL, job_main, &job) != 0)
         return weft__fail(err, WEFT_NO_MEMORY, "no thread for a load");
     /* Opening the device takes a while of its own. */
-    read_through(power, meter, SETTLE_S + 1, seconds - 1, out);
+    read_through(power, meter, settle_of(seconds) + 1, seconds, out);
     (void)pthread_join(thread, NULL);
     if (job.status != WEFT_OK && err != NULL) *err = job.err;
     return job.status;
@@ -128,7 +128,7 @@ static weft_status measure_cpu(struct weft__power *power, int meter, enum phase 
     pthread_t thread[MAX_THREADS];
     int count = 0, wanted = phase == IDLE ? 0 : (int)weft__min(weft__cpu_count(), MAX_THREADS);
     while (count < wanted && pthread_create(&thread[count], NULL, team_main, &team) == 0) count++;
-    if (count == wanted) read_through(power, meter, SETTLE_S, seconds, out);
+    if (count == wanted) read_through(power, meter, settle_of(seconds), seconds, out);
     atomic_store(&team.stop, true);
     for (int i = 0; i < count; i++) (void)pthread_join(thread[i], NULL);
     return count == wanted ? WEFT_OK : weft__fail(err, WEFT_NO_MEMORY, "no threads for a load");
@@ -217,7 +217,7 @@ int weft__bench_calibrate(int argc, char **argv)
     weft_error err;
     int status;
     const struct weft__option options[] = {
-        {WEFT__OPTION_DOUBLE, "seconds", &seconds, 2, 600, "S", "of each of the four phases (5)"},
+        {WEFT__OPTION_DOUBLE, "seconds", &seconds, 0.5, 600, "S", "of each of the four phases (5)"},
         {WEFT__OPTION_STRING, "output", &output, 0, 0, "FILE",
          "store the watts, for --thresholds of bench and bench diagnose"},
         {WEFT__OPTION_STRING, "powercap", &powercap, 0, 0, "DIR",

@@ -1,6 +1,6 @@
 """Verdicts of `weft bench diagnose`: the three cases of eight GPUs, every format, broken files.
 
-Usage: bench_diagnose.py WEFT. Standard library only.
+Usage: bench_diagnose.py WEFT ROOT. Standard library only.
 """
 import json
 import os
@@ -12,7 +12,7 @@ import tempfile
 
 from serve_lib import check, finish, same
 
-WEFT = sys.argv[1]
+WEFT, ROOT = sys.argv[1:3]
 SCRATCH = tempfile.TemporaryDirectory()
 RANDOM = random.Random(7)
 
@@ -72,6 +72,12 @@ verdict_everywhere("half busy", smi((121, 128), busy=(40, 60)), "low power, caus
                    "--power-limit", "600")
 verdict_everywhere("two phases", smi((121, 128), busy=(30, 100)), "low power, cause unknown", "low",
                    "--power-limit", "600")
+
+# ---- one H200, as it was recorded ----
+for load, verdict in (("idle", "idle"), ("spin", "spin-like"), ("copy", "working"), ("gemm", "working")):
+    with open(os.path.join(ROOT, "tests/golden/gpu/h200_%s.csv" % load), encoding="ascii") as file:
+        found, _ = gpus(file.read())
+    same("H200, " + load, (found["0"]["verdict"], found["0"]["confidence"]), (verdict, "high"))
 
 # ---- the limit: the file's, unless the option says otherwise ----
 verdict_everywhere("limit of the file", smi((121, 128), limit=600), "spin-like", "medium")

@@ -22,6 +22,7 @@ class Stub:
         self.bodies, self.starts = [], []
         self.running = self.most = 0
         self.pause = None # (every, length): seconds; nothing is sent while it lasts
+        self.metrics = None # a function: the text of /metrics
         self.port = None
         self.began = time.monotonic()
         self.loop = asyncio.new_event_loop()
@@ -60,6 +61,9 @@ class Stub:
     async def answer(self, path, body, writer):
         if path == "/v1/models":
             self.plain(writer, 200, json.dumps({"data": [{"id": name} for name in self.models]}))
+            return True
+        if path == "/metrics" and self.metrics is not None:
+            self.plain(writer, 200, self.metrics(), "text/plain")
             return True
         if not body: # other clients ask for more than that
             self.plain(writer, 200, '{"internal_states": [{}]}')

@@ -1,6 +1,7 @@
 """The console in headless Chromium, over its debugging pipe: a question typed, the answer read, the
 plots moved, nothing fetched from elsewhere. serve_console.py WEFT ROOT [SHOTS]: with SHOTS, screenshots go there."""
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -19,12 +20,17 @@ class Browser:
     def __init__(self, program, profile):
         to_read, self.to = os.pipe()
         self.back, to_write = os.pipe()
-        command = 'exec "$0" "$@" 3<&%d 4>&%d' % (to_read, to_write)
+
+        def connect(): # the browser's ends are descriptors 3 and 4
+            ends = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (to_read, to_write)]
+            os.dup2(ends[0], 3)
+            os.dup2(ends[1], 4)
+
         self.process = subprocess.Popen(
-            ["sh", "-c", command, program, "--headless=new", "--no-sandbox", "--disable-gpu",
+            [program, "--headless=new", "--no-sandbox", "--disable-gpu",
              "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars", "--remote-debugging-pipe",
              "--user-data-dir=" + profile, "about:blank"],
-            pass_fds=(to_read, to_write), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            preexec_fn=connect, pass_fds=(3, 4), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL)
         os.close(to_read)
         os.close(to_write)
