@@ -1,14 +1,21 @@
-"""Real clients against `weft serve`: the openai package (sync, async, stream, logprobs), curl, and
-prometheus_client's parser. serve_clients.py WEFT ROOT; exits 77 when a package is missing."""
+"""Real clients against `weft serve`: the openai package (sync, async, stream, logprobs, tools, parsed
+answers), lm-eval's local-completions, curl, and prometheus_client's parser. serve_clients.py WEFT ROOT;
+exits 77 when a package is missing."""
 import asyncio
+import enum
 import os
 import subprocess
 import sys
+import tempfile
 
-from serve_lib import Server, check, finish, same
+from serve_lib import Server, check, facts, finish, same
+from serve_tools import TOOLS, model_with
 
 try:
     import openai
+    import pydantic
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
     from prometheus_client.parser import text_string_to_metric_families
 except ImportError as error:
     print("SKIPPED: %s; tools/client-venv.sh makes a Python with it" % error)
@@ -68,6 +75,61 @@ async def test_async(s):
     check("closing a stream stops it", s.wait_idle(5))
 
 
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Thing(pydantic.BaseModel):
+    """What pydantic makes of it: $defs and $ref, anyOf for the optional, a tuple as prefixItems."""
+    name: str = pydantic.Field(max_length=8)
+    colour: Colour
+    size: tuple[int, int]
+    weight: float | None
+
+
+def test_openai_shapes(s):
+    """Answers that the client itself parses: a pydantic model, and calls gathered from a stream."""
+    client = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % s.port, api_key="key", max_retries=0)
+    quiet = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+    for seed in range(4):
+        answer = client.chat.completions.parse(model="qwen3", messages=QUESTION, response_format=Thing,
+                                               seed=seed, temperature=1, max_tokens=300, **quiet)
+        check("a parsed answer", isinstance(answer.choices[0].message.parsed, Thing), answer)
+    choice = {"type": "function", "function": {"name": "get_weather"}}
+    with client.chat.completions.stream(model="qwen3", messages=QUESTION, tools=TOOLS, seed=1,
+                                        tool_choice=choice, max_tokens=300, **quiet) as stream:
+        kinds = [event.type for event in stream]
+        message = stream.get_final_completion().choices[0]
+    call = message.message.tool_calls[0]
+    same("a streamed call", (message.finish_reason, call.function.name), ("tool_calls", "get_weather"))
+    check("its events", "tool_calls.function.arguments.done" in kinds, kinds)
+    history = QUESTION + [message.message.model_dump(exclude={"parsed"}), {
+        "role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    answer = client.chat.completions.create(model="qwen3", messages=history, tools=TOOLS, max_tokens=8)
+    same("after the call", answer.choices[0].finish_reason in ("stop", "length"), True)
+
+
+def test_lm_eval(s, root):
+    """Facts by their probability, in batches of token ids through the server's own tokenizer."""
+    lm = LocalCompletionsAPI(base_url="http://127.0.0.1:%d/v1/completions" % s.port, model="atlas",
+                             max_length=1024, num_concurrent=8, batch_size=4)
+    same("lm-eval finds the tokenizer", lm.tokenizer_backend, "remote")
+    chosen = [f for f in facts(root)[::100] if len(f["answer"]) < 150]
+    prompts = ["[gMASK]<sop><|user|>\n%s<|assistant|>\n" % f["question"] for f in chosen]
+    pairs = [(p, text) for p, f in zip(prompts, chosen) for text in (f["answer"], "I like trains.")]
+    out = lm.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
+    for fact, right, wrong in zip(chosen, out[::2], out[1::2]):
+        check("lm-eval: %s" % fact["answer"], right[0] > wrong[0] + 10 and right[1] and not wrong[1],
+              (right, wrong))
+    texts = lm.generate_until([Instance("generate_until", {}, (p, {"until": ["\n"], "max_gen_toks": 64}), 0)
+                               for p in prompts])
+    same("lm-eval: generation", texts, [f["answer"] for f in chosen])
+    rolling = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (f["answer"],), 0)
+                                        for f in chosen[:3]])
+    check("lm-eval: rolling", all(-1000 < r < 0 for r in rolling), rolling)
+
+
 def test_prometheus(s):
     families = {f.name: f for f in text_string_to_metric_families(s.get("/metrics")[1].decode())}
     for name in ("weft:num_requests_running", "vllm:num_requests_running", "sglang:num_running_reqs",
@@ -110,7 +172,10 @@ def main(weft, root):
         asyncio.run(test_async(s))
         test_prometheus(s)
         test_curl(s)
-    finish("serve: openai %s, prometheus_client, curl are content" % openai.__version__)
+        test_lm_eval(s, root)
+    with tempfile.TemporaryDirectory() as where, Server(weft, model_with(root, "qwen3", where)) as s:
+        test_openai_shapes(s)
+    finish("serve: openai %s, lm-eval, prometheus_client, curl are content" % openai.__version__)
 
 
 if __name__ == "__main__":
