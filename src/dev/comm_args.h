@@ -74,13 +74,14 @@ struct weft__comm_channel {
     WEFT__ATOMIC(uint32_t) sleepers; /* peers that sleep on progress */
     WEFT__ATOMIC(uint32_t) closed;   /* progress will not change any more */
     uint32_t unused[13];
-    struct weft__comm_post post[2]; /* by epoch % 2, readable under INPUT */
-    uint32_t epoch;                 /* of the last operation */
+    struct weft__comm_post post[2];  /* by epoch % 2, readable under INPUT */
+    struct weft__comm_post enqueued; /* by a GPU rank at last, for the text of a mismatch */
+    uint32_t epoch;                  /* of the last operation */
     uint32_t pad;
     uint64_t wait_ns;
     uint64_t spare[6];
 };
-WEFT__SIZE_IS(struct weft__comm_channel, 256);
+WEFT__SIZE_IS(struct weft__comm_channel, 320);
 
 struct weft__comm_rank {
     WEFT__ATOMIC(uint32_t) heartbeat; /* grows while its owner works */
@@ -91,7 +92,7 @@ struct weft__comm_rank {
     uint64_t unused;
     struct weft__comm_channel channel[WEFT__COMM_CHANNELS];
 };
-WEFT__SIZE_IS(struct weft__comm_rank, 64 + 256 * WEFT__COMM_CHANNELS);
+WEFT__SIZE_IS(struct weft__comm_rank, 64 + 320 * WEFT__COMM_CHANNELS);
 
 /* Whom a sleeping rank waits for, so that others blame the end of a chain of waits. */
 static inline uint64_t weft__comm_waiting(int world_rank, int channel, uint32_t progress)
@@ -259,6 +260,9 @@ struct weft__dev_comm {
 };
 
 extern const struct weft__dev_comm weft__cpu_comm, weft__cuda_comm;
+
+/* The rank of a process that has ended without closing, or -1. */
+int weft__comm_ended(const struct weft__comm_link *link);
 
 /* Records the failure unless there is one already, and poisons the session. */
 void weft__comm_fail(struct weft__comm_fault *fault, const struct weft__comm_fault *what);

@@ -156,8 +156,7 @@ static bool budget_spent(const struct weft__comm_link *link, struct watch *watch
     return now - watch->since >= link->timeout_ns;
 }
 
-/* The rank of a process that has ended without closing, or -1. */
-static int ended(const struct weft__comm_link *link)
+int weft__comm_ended(const struct weft__comm_link *link)
 {
     uint32_t lost = link->meeting != NULL ? weft__meeting_lost(link->meeting) : 0;
     for (int r = 0; lost >> r != 0; r++)
@@ -189,7 +188,7 @@ static bool sleep_for(struct weft__comm_kernels *k, int member, enum weft__comm_
             fail(k, WEFT__FAULT_CLOSED, world_rank, phase, now - start, NULL);
             break;
         }
-        int dead = ended(link);
+        int dead = weft__comm_ended(link);
         if (dead >= 0) {
             fail(k, WEFT__FAULT_ENDED, dead, phase, now - start, NULL);
             break;

@@ -12,20 +12,33 @@ enum {
     WEFT__CUDA_STATIC_SHARED = 8 * 1024,  /* bytes, at least what a kernel declares itself */
 };
 
+/* Memory of one channel that peers use: this rank's own; and, when ranks are processes, all
+ * members' as it is mapped here. */
+struct weft__cuda_memory {
+    CUdeviceptr device;
+    void *host;
+    size_t device_bytes, host_bytes;
+    CUdeviceptr mapped_device[WEFT_COMM_RANKS_MAX]; /* 0: cannot be reached */
+    void *mapped_host[WEFT_COMM_RANKS_MAX];
+};
+
 /* What a rank owns until the session ends, since peers use its memory. */
 struct weft__cuda_rank {
     struct weft__cuda_device device;
     CUstream stream;
-    void *registered; /* the segment's control block, pinned */
-    struct {
-        CUdeviceptr device;
-        void *host;
-    } memory[WEFT__COMM_CHANNELS];
+    bool processes;                        /* ranks are, not threads of one */
+    void *registered[WEFT_COMM_RANKS_MAX]; /* control blocks of segments, pinned */
+    struct weft__cuda_memory memory[WEFT__COMM_CHANNELS];
     int sharers;     /* ranks of the world on this device */
     uint32_t usable; /* mask of paths that work between all ranks of the world */
     weft_path best;  /* of these, or the one asked for */
-    struct weft__comm_post last[WEFT__COMM_CHANNELS]; /* enqueued, for the text of a mismatch */
 };
+
+/* share.c: memory of ranks that are processes. Takes memory that peers can map, and maps theirs;
+ * collective. Bytes are in memory. */
+weft_status weft__cuda_share(const struct weft__comm_link *link, struct weft__cuda_rank *rank,
+                             struct weft__cuda_memory *memory, weft_error *err);
+void weft__cuda_unshare(const struct weft__cuda_driver *driver, struct weft__cuda_memory *memory);
 
 /* Forms in which data travels, and of a way; order of WEFT__CUDA_REDUCES. */
 enum weft__cuda_wire {

@@ -31,6 +31,32 @@ enum { CU_STREAM_NON_BLOCKING = 1, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1 };
 enum { CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
 
+/* ---- memory that other processes map ---- */
+
+enum {
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+};
+
+typedef struct CUmemLocation {
+    int type, id;
+} CUmemLocation;
+
+typedef struct CUmemAllocationProp {
+    int type, handle_types;
+    CUmemLocation location;
+    void *unused;
+    unsigned char flags[8];
+} CUmemAllocationProp;
+
+typedef struct CUmemAccessDesc {
+    CUmemLocation location;
+    int flags;
+} CUmemAccessDesc;
+
 enum {
     CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
     CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
@@ -79,6 +105,25 @@ typedef struct CUlaunchConfig {
     X(host_unregister, cuMemHostUnregister, (void *memory))                                      \
     X(host_address, cuMemHostGetDevicePointer_v2,                                                \
       (CUdeviceptr * out, void *memory, unsigned flags))                                         \
+    X(device_uuid, cuDeviceGetUuid_v2, (void *out, CUdevice device))                             \
+    X(memory_unit, cuMemGetAllocationGranularity,                                                \
+      (size_t * out, const CUmemAllocationProp *what, int option))                               \
+    X(memory_create, cuMemCreate,                                                                \
+      (uint64_t * handle, size_t bytes, const CUmemAllocationProp *what,                         \
+       unsigned long long flags))                                                                \
+    X(memory_release, cuMemRelease, (uint64_t handle))                                           \
+    X(memory_export, cuMemExportToShareableHandle,                                               \
+      (void *out, uint64_t handle, int type, unsigned long long flags))                          \
+    X(memory_import, cuMemImportFromShareableHandle, (uint64_t * handle, void *from, int type))  \
+    X(memory_reserve, cuMemAddressReserve,                                                       \
+      (CUdeviceptr * out, size_t bytes, size_t alignment, CUdeviceptr at,                        \
+       unsigned long long flags))                                                                \
+    X(memory_unreserve, cuMemAddressFree, (CUdeviceptr memory, size_t bytes))                    \
+    X(memory_map, cuMemMap,                                                                      \
+      (CUdeviceptr at, size_t bytes, size_t offset, uint64_t handle, unsigned long long flags))  \
+    X(memory_unmap, cuMemUnmap, (CUdeviceptr memory, size_t bytes))                              \
+    X(memory_access, cuMemSetAccess,                                                             \
+      (CUdeviceptr memory, size_t bytes, const CUmemAccessDesc *who, size_t count))              \
     X(set_u8, cuMemsetD8_v2, (CUdeviceptr memory, unsigned char value, size_t bytes))            \
     X(set_u8_async, cuMemsetD8Async,                                                             \
       (CUdeviceptr memory, unsigned char value, size_t bytes, CUstream stream))                  \

@@ -1,6 +1,7 @@
 /* launch.c: enqueues the collective kernels: shape of the grid, arguments, failures. */
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/numerics.h"
 #include "comm.h"
@@ -33,10 +34,8 @@ static bool failed(const struct weft__comm_kernels *k)
                                         .epoch = record->epoch,
                                         .elapsed_ns = record->elapsed_ns};
         if (record->kind == WEFT__FAULT_MISMATCH) {
-            const struct weft__cuda_rank *mine = k->link.world[record->rank]->device;
-            const struct weft__cuda_rank *theirs = k->link.world[record->peer]->device;
-            what.mine = mine->last[record->channel];
-            what.theirs = theirs->last[record->channel];
+            what.mine = k->link.world[record->rank]->channel[record->channel].enqueued;
+            what.theirs = k->link.world[record->peer]->channel[record->channel].enqueued;
         }
         weft__comm_fail(fault, &what);
         return true;
@@ -44,12 +43,38 @@ static bool failed(const struct weft__comm_kernels *k)
     return true;
 }
 
+/* Of ranks that are processes: looks, while waiting, whether all still live. */
+static CUresult wait_for_stream(const struct weft__comm_kernels *k)
+{
+    enum { SLICE_NS = 20000 };
+    const struct weft__cuda_driver *driver = &k->rank->device.driver;
+    uint64_t begun = weft__now_ns();
+    CUresult result = k->link.meeting != NULL ? driver->stream_query(k->rank->stream)
+                                              : driver->stream_sync(k->rank->stream);
+    for (; result == CUDA_ERROR_NOT_READY; result = driver->stream_query(k->rank->stream)) {
+        int dead = weft__comm_ended(&k->link);
+        if (dead >= 0) { /* the kernels find the fault, and end */
+            const struct weft__comm_channel *channel =
+                &k->link.world[k->link.world_rank[k->link.rank]]->channel[k->link.channel];
+            struct weft__comm_fault what = {.kind = WEFT__FAULT_ENDED,
+                                            .rank = k->link.world_rank[k->link.rank],
+                                            .peer = dead,
+                                            .op = channel->enqueued.op,
+                                            .phase = WEFT__INPUT,
+                                            .elapsed_ns = weft__now_ns() - begun};
+            weft__comm_fail(k->link.fault, &what);
+        }
+        (void)nanosleep(&(struct timespec){.tv_nsec = SLICE_NS}, NULL);
+    }
+    return result;
+}
+
 void weft__cuda_sync(struct weft__comm_kernels *k)
 {
     const struct weft__cuda_driver *driver = &k->rank->device.driver;
     CUcontext popped;
     (void)driver->context_push(k->rank->device.context);
-    CUresult result = driver->stream_sync(k->rank->stream);
+    CUresult result = wait_for_stream(k);
     (void)driver->context_pop(&popped);
     if (failed(k) || result == CUDA_SUCCESS) return;
     weft_error why;
@@ -113,7 +138,10 @@ static int fit_of(struct weft__comm_kernels *k, const struct shape *shape)
             return fit->clusters;
     }
     int clusters;
+    CUcontext popped;
+    (void)k->rank->device.driver.context_push(k->rank->device.context);
     (void)measure_fit(k, shape, &clusters); /* what cannot be asked does not fit */
+    (void)k->rank->device.driver.context_pop(&popped);
     size_t at = (size_t)k->fit_count % WEFT__COUNT(k->fits);
     if (k->fit_count < (int)WEFT__COUNT(k->fits)) k->fit_count++;
     k->fits[at] = (struct weft__cuda_fit){shape->instance, shape->cluster, shape->threads,
@@ -249,7 +277,7 @@ static void refuse(struct weft__comm_kernels *k, const char *why)
 static uint32_t sign(struct weft__comm_kernels *k, const struct weft__comm_post *post,
                      const void *plan, size_t plan_bytes)
 {
-    k->rank->last[k->link.channel] = *post;
+    k->link.world[k->link.world_rank[k->link.rank]]->channel[k->link.channel].enqueued = *post;
     struct {
         uint32_t op, dtype;
         int64_t shape[2];

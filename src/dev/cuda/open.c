@@ -1,9 +1,9 @@
 /* open.c: opens and closes a GPU rank's communicator.
  *
- * A rank publishes its addresses in an offer in its staging in host memory, where the other ranks,
- * threads of the same process, read them. Then each path is tried with known data, and
- * all use the paths that work for all. Nobody launches anything before all are through with what
- * can synchronise a device: memory, contexts, loading. */
+ * A rank publishes its addresses in an offer in its staging in host memory, where the other ranks
+ * read them; when they are processes, share.c maps each one's memory in all. Then each path is
+ * tried with known data, and all use the paths that work for all. Nobody launches anything before
+ * all are through with what can synchronise a device: memory, contexts, loading. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,12 +12,15 @@
 #include "comm.h"
 
 enum offer_state { NOTHING, PUBLISHED, CONNECTED, CHECKED, FAILED };
+enum { SLICE_NS = 50000000 };
 
 struct offer {
     _Atomic uint32_t state; /* enum offer_state; release after the rest */
     int32_t ordinal;
+    uint8_t uuid[16]; /* of the device */
+    uint32_t usable;  /* mask of paths, valid from CHECKED on */
+    /* for threads of the same process: */
     CUdevice device;
-    uint32_t usable; /* mask of paths, valid from CHECKED on */
     CUcontext context;
     uint64_t device_base, host_base;
 };
@@ -44,8 +47,15 @@ static weft_status await_all(const struct weft__comm_link *link, enum offer_stat
     for (int member = 0; member < link->size; member++) {
         struct offer *offer = offer_of(link, member);
         uint32_t seen = atomic_load_explicit(&offer->state, memory_order_acquire);
-        while (seen < state && weft__now_ns() < deadline)
-            seen = weft__wait_change(&offer->state, seen, deadline);
+        while (seen < state && weft__now_ns() < deadline) {
+            uint64_t slice = weft__now_ns() + SLICE_NS;
+            seen = weft__wait_change(&offer->state, seen, slice < deadline ? slice : deadline);
+            int dead = seen < state ? weft__comm_ended(link) : -1;
+            if (dead >= 0)
+                return weft__fail(err, WEFT_PEER,
+                                  "opening the GPU communicator: the process of rank %d has ended",
+                                  dead);
+        }
         if (seen == FAILED)
             return weft__fail(err, WEFT_PEER, "rank %d could not open its GPU communicator",
                               link->world_rank[member]);
@@ -75,17 +85,20 @@ static weft_status rank_open(const struct weft__comm_link *link, weft_error *err
         free(rank);
         return status;
     }
+    rank->processes = link->meeting != NULL;
     control_of(link)->device = rank; /* from here on release cleans up */
     const struct weft__cuda_driver *driver = &rank->device.driver;
     CUcontext popped;
     (void)driver->context_push(rank->device.context);
     CUresult result = driver->stream_create(&rank->stream, CU_STREAM_NON_BLOCKING);
-    if (result == CUDA_SUCCESS) {
-        void *control = control_of(link);
+    for (int r = 0; r < link->world_size && result == CUDA_SUCCESS; r++) {
+        /* Pinned for all of a process: threads do it each for their own. */
+        void *control = link->world[r];
+        if (link->meeting == NULL && control != control_of(link)) continue;
         size_t bytes = link->staging[link->rank]; /* control block and fault come before */
         result = driver->host_register(control, bytes,
                                        CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
-        if (result == CUDA_SUCCESS) rank->registered = control;
+        if (result == CUDA_SUCCESS) rank->registered[r] = control;
     }
     (void)driver->context_pop(&popped);
     if (result == CUDA_SUCCESS) return WEFT_OK;
@@ -99,10 +112,13 @@ static void rank_close(struct weft__cuda_rank *rank)
     (void)driver->context_push(rank->device.context);
     if (rank->stream != NULL) (void)driver->stream_destroy(rank->stream);
     for (size_t c = 0; c < WEFT__COUNT(rank->memory); c++) {
-        if (rank->memory[c].device != 0) (void)driver->mem_free(rank->memory[c].device);
-        if (rank->memory[c].host != NULL) (void)driver->host_free(rank->memory[c].host);
+        struct weft__cuda_memory *memory = &rank->memory[c];
+        if (rank->processes) weft__cuda_unshare(driver, memory);
+        if (memory->device != 0) (void)driver->mem_free(memory->device);
+        if (memory->host != NULL) (void)driver->host_free(memory->host);
     }
-    if (rank->registered != NULL) (void)driver->host_unregister(rank->registered);
+    for (int r = 0; r < WEFT_COMM_RANKS_MAX; r++)
+        if (rank->registered[r] != NULL) (void)driver->host_unregister(rank->registered[r]);
     (void)driver->context_pop(&popped);
     weft__cuda_close(&rank->device);
     free(rank);
@@ -130,6 +146,21 @@ static void lay_out(struct weft__comm_kernels *k, struct weft__cuda_link *link)
     link->half_bytes = link->plain_at + k->plain_bytes;
 }
 
+/* Exchange buffers in device memory and in pinned host memory. */
+static weft_status take_memory(const struct weft__comm_kernels *k, struct weft__cuda_memory *memory,
+                               weft_error *err)
+{
+    const struct weft__cuda_driver *driver = &k->rank->device.driver;
+    if (k->link.meeting != NULL) return weft__cuda_share(&k->link, k->rank, memory, err);
+    WEFT__CUDA_TRY(driver, mem_alloc(&memory->device, memory->device_bytes),
+                   "allocating exchange buffers", err);
+    WEFT__CUDA_TRY(driver,
+                   host_alloc(&memory->host, memory->host_bytes,
+                              CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+                   "allocating pinned host memory", err);
+    return WEFT_OK;
+}
+
 static weft_status allocate(struct weft__comm_kernels *k, const struct weft__cuda_link *layout,
                             weft_error *err)
 {
@@ -137,35 +168,42 @@ static weft_status allocate(struct weft__comm_kernels *k, const struct weft__cud
     struct weft__cuda_rank *rank = k->rank;
     const struct weft__cuda_driver *driver = &rank->device.driver;
     uint64_t slot = 2 * layout->half_bytes, words = (uint64_t)link->size * slot;
-    CUdeviceptr *memory = &rank->memory[link->channel].device;
-    void **host = &rank->memory[link->channel].host;
-    WEFT__CUDA_TRY(driver, mem_alloc(memory, words + WORDS_BYTES), "allocating exchange buffers",
-                   err);
-    WEFT__CUDA_TRY(driver,
-                   host_alloc(host, slot, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
-                   "allocating pinned host memory", err);
-    memset(*host, 0, slot);
-    WEFT__CUDA_TRY(driver, set_u8(*memory, 0, words + WORDS_BYTES), "clearing memory", err);
-    WEFT__CUDA_TRY(driver, to_device(*memory + words + EPOCH_AT, &link->first_epoch, 4),
+    struct weft__cuda_memory *memory = &rank->memory[link->channel];
+    memory->device_bytes = words + WORDS_BYTES;
+    memory->host_bytes = slot;
+    WEFT__TRY(take_memory(k, memory, err));
+    memset(memory->host, 0, slot);
+    WEFT__CUDA_TRY(driver, set_u8(memory->device, 0, words + WORDS_BYTES), "clearing memory", err);
+    WEFT__CUDA_TRY(driver, to_device(memory->device + words + EPOCH_AT, &link->first_epoch, 4),
                    "storing the epoch", err);
     WEFT__CUDA_TRY(driver, context_sync(), "preparing memory", err);
     struct offer *mine = offer_of(link, link->rank);
+    WEFT__CUDA_TRY(driver, device_uuid(mine->uuid, rank->device.device), "naming the device", err);
     mine->ordinal = rank->device.ordinal;
     mine->device = rank->device.device;
     mine->context = rank->device.context;
-    mine->device_base = *memory;
-    mine->host_base = (uint64_t)(uintptr_t)*host;
+    mine->device_base = memory->device;
+    mine->host_base = (uint64_t)(uintptr_t)memory->host;
     return WEFT_OK;
 }
 
-/* Peer access to every other device of the group. */
+static bool same_device(const struct weft__comm_kernels *k, int member)
+{
+    const struct offer *mine = offer_of(&k->link, k->link.rank);
+    return memcmp(mine->uuid, offer_of(&k->link, member)->uuid, sizeof mine->uuid) == 0;
+}
+
+/* Whether this device reaches the memory of all members. Between threads, peer access to other
+ * devices is enabled for it. */
 static bool connect_peers(const struct weft__comm_kernels *k)
 {
     const struct weft__cuda_device *device = &k->rank->device;
+    const struct weft__cuda_memory *memory = &k->rank->memory[k->link.channel];
     bool all = true;
     for (int member = 0; member < k->link.size; member++) {
         const struct offer *peer = offer_of(&k->link, member);
-        if (peer->ordinal == device->ordinal) continue;
+        if (k->link.meeting != NULL) all = all && memory->mapped_device[member] != 0;
+        if (k->link.meeting != NULL || same_device(k, member)) continue;
         int can = 0;
         CUresult result = device->driver.device_can_access_peer(&can, device->device, peer->device);
         if (result == CUDA_SUCCESS && can) {
@@ -212,10 +250,11 @@ static weft_status fill_paths(struct weft__comm_kernels *k, struct weft__cuda_li
     uint64_t slot = 2 * common->half_bytes;
     uint64_t host[WEFT_COMM_RANKS_MAX] = {0}, base[WEFT_COMM_RANKS_MAX] = {0};
     uint64_t me = (uint64_t)link->rank;
+    const struct weft__cuda_memory *memory = &k->rank->memory[link->channel];
     for (int m = 0; m < link->size; m++) {
-        base[m] = offer_of(link, m)->device_base;
-        WEFT__TRY(
-            map_host(k, (const void *)(uintptr_t)offer_of(link, m)->host_base, &host[m], err));
+        const void *there = (const void *)(uintptr_t)offer_of(link, m)->host_base;
+        base[m] = link->meeting ? memory->mapped_device[m] : offer_of(link, m)->device_base;
+        WEFT__TRY(map_host(k, link->meeting ? memory->mapped_host[m] : there, &host[m], err));
     }
     uint64_t words = base[me] + (uint64_t)link->size * slot;
     WEFT__TRY(store_watch(k, words + WATCH_AT, err));
@@ -387,8 +426,7 @@ static weft_status start(struct weft__comm_kernels *k, weft_error *err)
     WEFT__TRY(await_all(&k->link, PUBLISHED, err));
     if (k->link.channel == 0) {
         k->rank->sharers = 0;
-        for (int m = 0; m < k->link.size; m++)
-            k->rank->sharers += offer_of(&k->link, m)->ordinal == k->rank->device.ordinal;
+        for (int m = 0; m < k->link.size; m++) k->rank->sharers += same_device(k, m);
     }
     bool peers = connect_peers(k);
     WEFT__TRY(fill_paths(k, &common, err));
