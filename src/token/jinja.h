@@ -1,13 +1,17 @@
-/* jinja.h: the template language of chat templates: a subset of Jinja2 as Hugging Face sets it up
- * (trim_blocks, lstrip_blocks, loopcontrols, generation tag, immutable sandbox, no autoescape).
- * Private to src/token. Text is parsed once to a tree; a render walks it. Strings are UTF-8.
+/* jinja.h: the template language of chat templates: what they use of Jinja2, as Hugging Face sets
+ * it up (trim_blocks, lstrip_blocks, loop controls, generation tag, immutable sandbox, no
+ * autoescape). Private to src/token. Text is parsed once to a tree; a render walks it. Strings are
+ * UTF-8. What Jinja2 has and weft has not fails with WEFT_UNSUPPORTED, line and column.
  *
- *   jinja_lex.c     text -> tokens            jinja_value.c   truth, equality, order, dicts, JSON
- * in jinja_expr.c    tokens -> expressions     jinja_print.c   str(), repr(), tojson jinja_parse.c
- * tokens -> statements      jinja_text.c, jinja_case.c  Unicode jinja_run.c     statements, scopes
- * jinja_string.c  methods of strings jinja_eval.c    expressions, calls        jinja_format.c  %
- * and str.format jinja_op.c      operators                 jinja_filter.c, jinja_list.c,
- * jinja_is.c, jinja_method.c  the tables of functions
+ *   jinja_lex.c     text -> tokens
+ *   jinja_parse.c   tokens -> tree
+ *   jinja_run.c     statements, scopes, macros
+ *   jinja_eval.c    expressions, calls, operators
+ *   jinja_value.c   truth, equality, order, lists, mappings, from JSON
+ *   jinja_print.c   values -> text: str(), repr(), tojson
+ *   jinja_text.c    UTF-8, case, searching; methods of strings
+ *   jinja_filter.c  filters and tests
+ *   jinja_method.c  other methods; global functions
  */
 #ifndef WEFT_SRC_JINJA_H
 #define WEFT_SRC_JINJA_H
@@ -25,7 +29,8 @@ enum {
     WEFT__TEMPLATE_MAX_MEMORY = 64 << 20, /* of one parse or one render */
     WEFT__TEMPLATE_MAX_STEPS = 10000000,
     WEFT__TEMPLATE_MAX_NESTING = 64, /* of blocks, and of parentheses within one expression */
-    WEFT__TEMPLATE_MAX_MACROS = 32,  /* macros (and recursive loops) active at a time */
+    WEFT__TEMPLATE_MAX_MACROS = 32,  /* active at a time */
+    WEFT__TEMPLATE_MAX_NAMES = 1024, /* different ones, of variables, attributes, filters */
     WEFT__TEMPLATE_MAX_DATA = 128,   /* nesting of lists and mappings */
 };
 
@@ -65,9 +70,7 @@ WEFT_CHECKED weft_status weft__template_render(const struct weft__template *tmpl
     X(LOOP, "LoopContext")                                                                   \
     X(MACRO, "Macro")                                                                        \
     X(METHOD, "builtin_function_or_method")                                                  \
-    X(FUNCTION, "function")                                                                  \
-    X(CYCLER, "Cycler")                                                                      \
-    X(JOINER, "Joiner")
+    X(FUNCTION, "function")
 
 enum weft__jkind {
 #define X(name, text) J_##name,
@@ -85,10 +88,9 @@ struct jvalue {
         int64_t integer;
         double real;
         const char *text;   /* valid UTF-8, no terminator */
-        struct jlist *list; /* LIST, TUPLE */
+        struct jlist *list; /* LIST, TUPLE, RANGE */
         struct jdict *dict; /* DICT, KEYS, VALUES, ITEMS, NAMESPACE */
-        struct jrange *range;
-        struct jiterator *iterator; /* also CYCLER; JOINER: one item, next 1 once used */
+        struct jiterator *iterator;
         struct jloop *loop;
         struct jmacro *macro;
         struct jmethod *method;
@@ -106,16 +108,9 @@ struct jpair {
     struct jvalue key, value;
 };
 
-/* Insertion order in pairs; `index` (open addressing, pair + 1) exists from a few pairs up. */
 struct jdict {
-    struct jpair *pairs;
+    struct jpair *pairs; /* in the order of insertion */
     uint32_t count, cap;
-    uint32_t *index;
-    uint32_t index_size; /* a power of two */
-};
-
-struct jrange {
-    int64_t start, stop, step, count;
 };
 
 struct jiterator {
@@ -149,13 +144,9 @@ struct jloop {
     const struct jnode *node; /* S_FOR */
     struct jscope *scope;     /* outside the loop */
     struct jlist items;
-    uint32_t taken; /* of items */
-    bool filtering; /* the inline `if` still has to be asked for the rest of items */
-    int64_t index0; /* of current */
-    int64_t length; /* -1: not known yet */
-    int depth0;     /* of recursion */
+    uint32_t taken;                       /* of items; the inline `if` is asked as the loop runs */
+    int64_t index0;                       /* of current */
     struct jvalue before, current, after; /* ABSENT when there is none; after: when peeked */
-    struct jvalue changed;                /* what changed() saw last */
 };
 
 /* A call under evaluation. Functions with named parameters find them bound in arg. */
@@ -176,6 +167,7 @@ typedef struct jvalue jcallback(struct jrun *run, struct jcall *call);
 struct jfunction {
     const char *name;
     jcallback *call;
+    int8_t mode;           /* which of the things that call can do */
     uint8_t required, max; /* max J_VARARGS: arguments are not bound */
     const char *params[J_MAX_PARAMS];
 };
@@ -183,43 +175,41 @@ struct jfunction {
 /* ---- the tree ---- */
 
 /* Which members of jnode a kind uses. Lists are chained by next. */
-#define WEFT__J_NODES(X)                                                                     \
-    X(N_CONST)   /* value */                                                                 \
-    X(N_NAME)    /* name */                                                                  \
-    X(N_TUPLE)   /* a: items */                                                              \
-    X(N_LIST)    /* a: items */                                                              \
-    X(N_DICT)    /* a: key, value, key, value ... */                                         \
-    X(N_GETATTR) /* a: object, name */                                                       \
-    X(N_GETITEM) /* a: object, b: index or N_SLICE */                                        \
-    X(N_SLICE)   /* a, b, c: start, stop, step or NULL */                                    \
-    X(N_CALL)    /* a: what, b: arguments */                                                 \
-    X(N_FILTER)  /* a: input or NULL (the body of a block), name, function, b: arguments */  \
-    X(N_TEST)    /* a: input, name, function, b: arguments */                                \
-    X(N_ARG)     /* op: J_ARG_*, name, a: value */                                           \
-    X(N_NOT)     /* a */                                                                     \
-    X(N_NEG)     /* a */                                                                     \
-    X(N_POS)     /* a */                                                                     \
-    X(N_AND)     /* a, b */                                                                  \
-    X(N_OR)      /* a, b */                                                                  \
-    X(N_BINARY)  /* op: enum weft__jop, a, b */                                              \
-    X(N_CONCAT)  /* a: parts */                                                              \
-    X(N_COMPARE) /* a: first, b: N_OPERANDs */                                               \
-    X(N_OPERAND) /* op, a */                                                                 \
-    X(N_COND)    /* a: condition, b: then, c: else or NULL */                                \
-    X(N_NSREF)   /* target only: name, value: attribute */                                   \
-    X(S_DATA)    /* value */                                                                 \
-    X(S_PRINT)   /* a */                                                                     \
-    X(S_FOR)     /* a: target, b: iterable, c: inline if, d: body, e: else, op: recursive */ \
-    X(S_IF)      /* a: S_BRANCHes */                                                         \
-    X(S_BRANCH)  /* a: condition or NULL, b: body */                                         \
-    X(S_SET)     /* a: target, b: value */                                                   \
-    X(S_CAPTURE) /* block set: a: target, b: filters or NULL, c: body */                     \
-    X(S_MACRO)   /* name, a: N_PARAMs, b: body, op: J_USES_* */                              \
-    X(N_PARAM)   /* name, a: default or NULL */                                              \
-    X(S_CALL)    /* call block: a: N_CALL, b: S_MACRO made of the body */                    \
-    X(S_FILTER)  /* filter block: a: filters, b: body */                                     \
-    X(S_WITH)    /* a: S_SETs, b: body; also the generation tag */                           \
-    X(S_BREAK)                                                                               \
+#define WEFT__J_NODES(X)                                                                    \
+    X(N_CONST)   /* value */                                                                \
+    X(N_NAME)    /* name */                                                                 \
+    X(N_TUPLE)   /* a: items */                                                             \
+    X(N_LIST)    /* a: items */                                                             \
+    X(N_DICT)    /* a: key, value, key, value ... */                                        \
+    X(N_GETATTR) /* a: object, name */                                                      \
+    X(N_GETITEM) /* a: object, b: index or N_SLICE */                                       \
+    X(N_SLICE)   /* a, b, c: start, stop, step or NULL */                                   \
+    X(N_CALL)    /* a: what, b: arguments */                                                \
+    X(N_FILTER)  /* a: input or NULL (the body of a block), name, function, b: arguments */ \
+    X(N_TEST)    /* a: input, name, function, b: arguments */                               \
+    X(N_ARG)     /* op: J_ARG_*, name, a: value */                                          \
+    X(N_NOT)     /* a */                                                                    \
+    X(N_NEG)     /* a */                                                                    \
+    X(N_POS)     /* a */                                                                    \
+    X(N_BINARY)  /* op: enum weft__jop, a, b */                                             \
+    X(N_CONCAT)  /* a: first, b: N_OPERANDs */                                              \
+    X(N_COMPARE) /* a: first, b: N_OPERANDs */                                              \
+    X(N_OPERAND) /* op, a */                                                                \
+    X(N_COND)    /* a: condition, b: then, c: else or NULL */                               \
+    X(N_NSREF)   /* target only: name, value: attribute */                                  \
+    X(S_DATA)    /* value */                                                                \
+    X(S_PRINT)   /* a */                                                                    \
+    X(S_FOR)     /* a: target, b: iterable, c: inline if, d: body, e: else */               \
+    X(S_IF)      /* a: S_BRANCHes */                                                        \
+    X(S_BRANCH)  /* a: condition or NULL, b: body */                                        \
+    X(S_SET)     /* a: target, b: value */                                                  \
+    X(S_CAPTURE) /* block set: a: target, b: filters or NULL, c: body */                    \
+    X(S_MACRO)   /* name, a: N_PARAMs, b: body, op: 1 when it speaks of caller */           \
+    X(N_PARAM)   /* name, a: default or NULL */                                             \
+    X(S_CALL)    /* call block: a: N_CALL, b: S_MACRO made of the body */                   \
+    X(S_FILTER)  /* filter block: a: filters, b: body */                                    \
+    X(S_SCOPE)   /* generation tag: b: body */                                              \
+    X(S_BREAK)                                                                              \
     X(S_CONTINUE)
 
 enum weft__jnode {
@@ -228,8 +218,7 @@ enum weft__jnode {
 #undef X
 };
 
-enum { J_ARG_POSITIONAL, J_ARG_NAMED, J_ARG_LIST, J_ARG_MAPPING };
-enum { J_USES_CALLER = 1, J_USES_VARARGS = 2, J_USES_KWARGS = 4 };
+enum { J_ARG_POSITIONAL, J_ARG_NAMED, J_ARG_LIST };
 
 /* op, spelling; two characters first, as the lexer tries them in this order */
 #define WEFT__J_OPS(X) \
@@ -266,6 +255,8 @@ enum weft__jop {
 #undef X
         J_OP_IN,
     J_OP_NOT_IN,
+    J_OP_AND,
+    J_OP_OR,
 };
 
 struct jnode {
@@ -283,23 +274,18 @@ struct jnode {
     const struct jfunction *function; /* NULL: no such filter or test */
 };
 
-struct jname {
-    const char *text; /* NUL-terminated, in the template's arena */
-    uint32_t len;
-};
-
 struct weft__template {
     struct weft__arena arena;
     const char *name; /* while parsing */
     const char *text; /* newlines normalised */
     size_t len;
     struct jnode *body;
-    struct jname *names;
+    struct jvalue names[WEFT__TEMPLATE_MAX_NAMES]; /* texts, these with a NUL behind them */
     uint32_t name_count;
 };
 
 /* Names with a meaning of their own, interned first. */
-enum { J_NAME_LOOP, J_NAME_CALLER, J_NAME_VARARGS, J_NAME_KWARGS };
+enum { J_NAME_LOOP, J_NAME_CALLER };
 
 /* One-based line and column (in characters) of a position in the text. */
 void weft__j_locate(const char *text, size_t offset, int *line, int *column);
@@ -323,10 +309,8 @@ enum weft__jtoken {
 struct jtoken {
     uint8_t type, op;
     uint32_t offset;
-    struct jvalue value; /* DATA, STRING, NAME: text; INT, FLOAT */
+    struct jvalue value; /* DATA, STRING, NAME, OP: text; INT, FLOAT */
 };
-
-enum { J_MAX_OPEN = 4 * WEFT__TEMPLATE_MAX_NESTING };
 
 struct jparser {
     struct weft__template *tmpl;
@@ -336,43 +320,20 @@ struct jparser {
     size_t pos; /* of the lexer, in tmpl->text */
     uint8_t mode;
     bool line_start;
-    char open[J_MAX_OPEN]; /* brackets to be closed */
-    int open_count;
+    int open; /* brackets to be closed */
 
     struct jtoken token, ahead;
     int blocks, nesting, loops; /* current depth */
-    uint8_t uses;               /* J_USES_* of the macro being read */
+    bool uses_caller;           /* the macro being read */
     bool soft;                  /* inside an `if`, where an unknown filter is found out late */
     uint32_t unknown;           /* offset + 1 of an unknown filter or test in this tag */
-
-    uint32_t *name_index; /* open addressing, name + 1 */
-    uint32_t name_index_size, name_cap;
 };
 
 void weft__j_syntax(struct jparser *parser, weft_status status, size_t offset, const char *format,
                     ...) WEFT__PRINTF(4, 5);
 void *weft__j_parse_alloc(struct jparser *parser, size_t bytes);
 void weft__j_lex(struct jparser *parser, struct jtoken *out); /* the next token */
-
-void weft__j_next(struct jparser *parser); /* token = ahead */
-bool weft__j_at_op(const struct jparser *parser, enum weft__jop op);
-bool weft__j_at_name(const struct jparser *parser, const char *name);
-bool weft__j_skip_op(struct jparser *parser, enum weft__jop op);
-bool weft__j_skip_name(struct jparser *parser, const char *name);
-void weft__j_expect_op(struct jparser *parser, enum weft__jop op);
-void weft__j_unexpected(struct jparser *parser, const char *wanted);
-uint32_t weft__j_take_name(struct jparser *parser); /* expects one; interned */
-uint32_t weft__j_intern(struct jparser *parser, const char *text, size_t len);
-struct jnode *weft__j_node(struct jparser *parser, enum weft__jnode kind, struct jnode *a,
-                           struct jnode *b);
-void weft__j_link(struct jnode ***tail, struct jnode *node); /* appends to a list */
-
-struct jnode *weft__j_expression(struct jparser *parser);
-/* An expression or a bare tuple; no_condition leaves a trailing `if` alone. */
-struct jnode *weft__j_tuple(struct jparser *parser, bool no_condition);
-struct jnode *weft__j_target(struct jparser *parser, bool attributes);
-struct jnode *weft__j_postfix(struct jparser *parser, struct jnode *node);
-struct jnode *weft__j_filters(struct jparser *parser); /* `upper|trim(...)` of a block */
+const char *weft__j_spelling(enum weft__jop op);
 
 /* ---- a render ---- */
 
@@ -420,15 +381,12 @@ bool weft__j_tick(struct jrun *run, size_t bytes);   /* a step, more for much te
 bool weft__j_enter(struct jrun *run);                /* one deeper (depth--: back); false: failed */
 
 struct jvalue weft__j_eval(struct jrun *run, const struct jnode *node);
-bool weft__j_bind(struct jrun *run, const struct jfunction *function, struct jcall *call);
-struct jvalue weft__j_call(struct jrun *run, struct jvalue what, struct jcall *call);
 struct jvalue weft__j_apply(struct jrun *run, const struct jfunction *function, struct jvalue self,
                             struct jlist positional, struct jdict named);
 struct jvalue weft__j_call_macro(struct jrun *run, struct jmacro *macro, struct jcall *call);
-struct jvalue weft__j_call_loop(struct jrun *run, struct jloop *loop, struct jvalue items);
-struct jvalue weft__j_call_block(struct jrun *run, const struct jnode *node, struct jvalue caller);
+/* caller: what a call block passes along, or ABSENT. */
+struct jvalue weft__j_eval_call(struct jrun *run, const struct jnode *node, struct jvalue caller);
 bool weft__j_loop_peek(struct jrun *run, struct jloop *loop, struct jvalue *out); /* false: none */
-int64_t weft__j_loop_length(struct jrun *run, struct jloop *loop);
 struct jvalue weft__j_lookup(struct jrun *run, uint32_t name); /* ABSENT: unbound */
 struct jvalue weft__j_filter_block(struct jrun *run, const struct jnode *filters, struct jvalue in);
 
@@ -437,7 +395,7 @@ struct jvalue weft__j_getattr(struct jrun *run, struct jvalue object, struct jva
 struct jvalue weft__j_getitem(struct jrun *run, struct jvalue object, struct jvalue key);
 struct jvalue weft__j_binary(struct jrun *run, enum weft__jop op, struct jvalue a, struct jvalue b);
 struct jvalue weft__j_slice(struct jrun *run, struct jvalue object, const struct jvalue bounds[3]);
-bool weft__j_contains(struct jrun *run, struct jvalue container, struct jvalue item);
+bool weft__j_relation(struct jrun *run, enum weft__jop op, struct jvalue a, struct jvalue b);
 
 /* ---- values: jinja_value.c ---- */
 
@@ -469,26 +427,23 @@ bool weft__j_equal(struct jrun *run, struct jvalue a, struct jvalue b);
 /* -1, 0, 1; 2: unordered (NaN). op words the error of types that have no order. */
 int weft__j_compare(struct jrun *run, struct jvalue a, struct jvalue b, const char *op);
 bool weft__j_is_text(struct jvalue v, const char *text);
+bool weft__j_is_list(struct jvalue v);               /* LIST, TUPLE, RANGE */
 bool weft__j_integer(struct jvalue v, int64_t *out); /* of an int or bool */
 bool weft__j_number(struct jvalue v, double *out);   /* of an int, bool or float */
 int64_t weft__j_length(struct jvalue v);             /* of what has len(); -1: nothing */
 
 struct jvalue weft__j_new_list(struct jrun *run, enum weft__jkind kind); /* empty LIST or TUPLE */
 bool weft__j_push(struct jrun *run, struct jlist *list, struct jvalue v);
-struct jvalue weft__j_pair(struct jrun *run, struct jvalue a, struct jvalue b); /* a TUPLE */
 /* What iterating over v gives, perhaps shared with v: not to be changed. false: failed. */
 bool weft__j_iterate(struct jrun *run, struct jvalue v, struct jlist *out);
 struct jvalue weft__j_iterator(struct jrun *run, struct jlist items);
-int64_t weft__j_at(const struct jrange *range, int64_t index);
 
 struct jvalue weft__j_new_dict(struct jrun *run);
 bool weft__j_put(struct jrun *run, struct jdict *dict, struct jvalue key, struct jvalue value);
 struct jvalue *weft__j_find(struct jrun *run, const struct jdict *dict, struct jvalue key);
 bool weft__j_hashable(struct jvalue v);
 struct jvalue weft__j_from_json(struct jrun *run, json_t *json, int depth);
-/* Stable, in place. order: negative when a goes first; must tolerate a failed run. */
-typedef int jorder(struct jrun *run, const struct jpair *a, const struct jpair *b);
-bool weft__j_sort(struct jrun *run, struct jpair *pairs, uint32_t count, jorder *order);
+bool weft__j_sort(struct jrun *run, struct jpair *pairs, uint32_t count, bool reverse); /* stable */
 
 /* ---- text: jinja_print.c, jinja_text.c ---- */
 
@@ -499,12 +454,9 @@ void weft__j_puts(struct jrun *run, struct jsink *sink, const char *text);
 struct jvalue weft__j_written(struct jsink *sink); /* what went to a sink in the arena */
 void weft__j_write_str(struct jrun *run, struct jsink *sink, struct jvalue v);
 void weft__j_write_repr(struct jrun *run, struct jsink *sink, struct jvalue v);
-void weft__j_write_float(struct jrun *run, struct jsink *sink, double value, bool json);
 struct jvalue weft__j_str(struct jrun *run, struct jvalue v);
 struct jvalue weft__j_concat(struct jrun *run, struct jvalue a, struct jvalue b); /* of strings */
 struct jvalue weft__j_tojson(struct jrun *run, struct jcall *call);
-struct jvalue weft__j_percent(struct jrun *run, struct jvalue format, struct jvalue args);
-struct jvalue weft__j_format(struct jrun *run, struct jcall *call); /* str.format */
 
 /* Decodes one character of valid UTF-8 and moves on; at the end gives 0. */
 uint32_t weft__j_char(const char **p, const char *end);
@@ -519,26 +471,27 @@ size_t weft__j_trim_end(const char *text, size_t len); /* length without trailin
 
 enum { J_STRIP_LEFT = 1, J_STRIP_RIGHT = 2 };
 struct jvalue weft__j_strip(struct jrun *run, struct jvalue s, struct jvalue chars, int sides);
-struct jvalue weft__j_lines(struct jrun *run, struct jvalue s, bool keep_ends); /* LIST */
-struct jvalue weft__j_escape(struct jrun *run, struct jvalue s);                /* for HTML */
+struct jvalue weft__j_lines(struct jrun *run, struct jvalue s);  /* LIST, without newlines */
+struct jvalue weft__j_escape(struct jrun *run, struct jvalue s); /* for HTML */
 struct jvalue weft__j_replace(struct jrun *run, struct jvalue s, struct jvalue from,
                               struct jvalue to, int64_t count);
-/* Position of needle in s at or after start, or -1. */
-int64_t weft__j_search(struct jrun *run, struct jvalue s, size_t start, struct jvalue needle);
+bool weft__j_has(struct jrun *run, struct jvalue s, struct jvalue needle);
 
-enum jcase { J_UPPER, J_LOWER, J_TITLE, J_CAPITALIZE, J_SWAPCASE };
-struct jvalue weft__j_recase(struct jrun *run, struct jvalue s, enum jcase to);
-bool weft__j_is_case(struct jvalue s, enum jcase want); /* islower, isupper, istitle */
+enum jcase { J_UPPER, J_LOWER, J_TITLE, J_CAPITALIZE };
+struct jvalue weft__j_recase(struct jrun *run, struct jvalue s, int to);
+
+/* An integer argument, or `otherwise` when it is not given. */
+bool weft__j_int_argument(struct jrun *run, struct jvalue v, int64_t otherwise, int64_t *out);
 
 /* ---- tables; NULL: no such thing ---- */
 
-const struct jfunction *weft__j_filter(const char *name, size_t len);
-const struct jfunction *weft__j_list_filter(const char *name, size_t len); /* part of the former */
-const struct jfunction *weft__j_test(const char *name, size_t len);
-const struct jfunction *weft__j_global(const char *name, size_t len);
-const struct jfunction *weft__j_string_method(const char *name, size_t len);
-const struct jfunction *weft__j_method(struct jvalue object, const char *name, size_t len);
+const struct jfunction *weft__j_filter(struct jvalue name);
+const struct jfunction *weft__j_test(struct jvalue name);
+const struct jfunction *weft__j_global(struct jvalue name);
+const struct jfunction *weft__j_string_method(struct jvalue name);
+const struct jfunction *weft__j_method(struct jvalue object, struct jvalue name);
 const struct jfunction *weft__j_lookup_function(const struct jfunction *table, size_t count,
-                                                const char *name, size_t len);
+                                                struct jvalue name);
+bool weft__j_is_known_attribute(struct jvalue object, struct jvalue name);
 
 #endif

@@ -1,4 +1,4 @@
-/* Expressions: names, attributes, calls, operators, slices, with Python's meaning. */
+/* Expressions: names, attributes, slices, calls and operators, with Python's meaning. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,18 +10,18 @@
 static struct jvalue loop_attribute(struct jrun *run, struct jloop *loop, struct jvalue name)
 {
     struct jvalue next;
-    int64_t index = loop->index0;
+    int64_t index = loop->index0, left = (int64_t)loop->items.count - index;
+    bool counted = weft__j_is_text(name, "length") || weft__j_is_text(name, "revindex") ||
+                   weft__j_is_text(name, "revindex0");
+    if (counted && loop->node->c != NULL)
+        return weft__j_fail(run, WEFT_UNSUPPORTED, "loop.%s of a loop with an if", name.text);
     if (weft__j_is_text(name, "index")) return weft__j_int(index + 1);
     if (weft__j_is_text(name, "index0")) return weft__j_int(index);
     if (weft__j_is_text(name, "first")) return weft__j_bool(index == 0);
     if (weft__j_is_text(name, "last")) return weft__j_bool(!weft__j_loop_peek(run, loop, &next));
-    if (weft__j_is_text(name, "length")) return weft__j_int(weft__j_loop_length(run, loop));
-    if (weft__j_is_text(name, "revindex"))
-        return weft__j_int(weft__j_loop_length(run, loop) - index);
-    if (weft__j_is_text(name, "revindex0"))
-        return weft__j_int(weft__j_loop_length(run, loop) - index - 1);
-    if (weft__j_is_text(name, "depth")) return weft__j_int(loop->depth0 + 1);
-    if (weft__j_is_text(name, "depth0")) return weft__j_int(loop->depth0);
+    if (weft__j_is_text(name, "length")) return weft__j_int(loop->items.count);
+    if (weft__j_is_text(name, "revindex")) return weft__j_int(left);
+    if (weft__j_is_text(name, "revindex0")) return weft__j_int(left - 1);
     if (weft__j_is_text(name, "previtem"))
         return index > 0 ? loop->before : weft__j_missing(run, "there is no previous item");
     if (weft__j_is_text(name, "nextitem"))
@@ -30,62 +30,19 @@ static struct jvalue loop_attribute(struct jrun *run, struct jloop *loop, struct
     return (struct jvalue){0};
 }
 
-static struct jvalue macro_attribute(struct jrun *run, const struct jmacro *macro,
-                                     struct jvalue name)
-{
-    const struct jnode *node = macro->node;
-    if (weft__j_is_text(name, "name")) {
-        struct jname text = run->tmpl->names[node->name];
-        return weft__j_text(text.text, text.len);
-    }
-    if (weft__j_is_text(name, "catch_kwargs")) return weft__j_bool((node->op & J_USES_KWARGS) != 0);
-    if (weft__j_is_text(name, "catch_varargs"))
-        return weft__j_bool((node->op & J_USES_VARARGS) != 0);
-    if (weft__j_is_text(name, "caller")) return weft__j_bool((node->op & J_USES_CALLER) != 0);
-    if (!weft__j_is_text(name, "arguments")) return (struct jvalue){0};
-    struct jvalue list = weft__j_new_list(run, J_TUPLE);
-    for (const struct jnode *p = node->a; list.kind == J_TUPLE && p != NULL; p = p->next) {
-        struct jname text = run->tmpl->names[p->name];
-        (void)weft__j_push(run, list.list, weft__j_text(text.text, text.len));
-    }
-    return list;
-}
-
 /* What the object itself has by this name, a method or an attribute; ABSENT: nothing. */
 static struct jvalue attribute(struct jrun *run, struct jvalue object, struct jvalue name)
 {
-    const struct jfunction *function = weft__j_method(object, name.text, name.len);
+    const struct jfunction *function = weft__j_method(object, name);
     if (function != NULL) {
         struct jmethod *method = weft__j_alloc(run, sizeof *method);
         if (method == NULL) return (struct jvalue){0};
         *method = (struct jmethod){.self = object, .function = function};
         return (struct jvalue){.kind = J_METHOD, .method = method};
     }
-    struct jvalue *found;
-    switch (object.kind) {
-    case J_NAMESPACE:
-        found = weft__j_find(run, object.dict, name);
-        return found != NULL ? *found : (struct jvalue){0};
-    case J_LOOP:
-        return loop_attribute(run, object.loop, name);
-    case J_MACRO:
-        return macro_attribute(run, object.macro, name);
-    case J_CYCLER:
-        if (weft__j_is_text(name, "current") && object.iterator->items.count > 0)
-            return object.iterator->items.items[object.iterator->next];
-        return (struct jvalue){0};
-    case J_TUPLE: /* what groupby gives */
-        if (object.list->count == 2 && weft__j_is_text(name, "grouper"))
-            return object.list->items[0];
-        if (object.list->count == 2 && weft__j_is_text(name, "list")) return object.list->items[1];
-        return (struct jvalue){0};
-    case J_RANGE:
-        if (weft__j_is_text(name, "start")) return weft__j_int(object.range->start);
-        if (weft__j_is_text(name, "step")) return weft__j_int(object.range->step);
-        return (struct jvalue){0};
-    default:
-        return (struct jvalue){0};
-    }
+    if (object.kind == J_LOOP) return loop_attribute(run, object.loop, name);
+    struct jvalue *found = object.kind == J_NAMESPACE ? weft__j_find(run, object.dict, name) : NULL;
+    return found != NULL ? *found : (struct jvalue){0};
 }
 
 /* The element at a key or index; ABSENT: none. */
@@ -99,44 +56,52 @@ static struct jvalue element(struct jrun *run, struct jvalue object, struct jval
     if (!weft__j_integer(key, &index)) return (struct jvalue){0};
     if (index < 0) index += length;
     if (index < 0 || index >= length) return (struct jvalue){0};
-    switch (object.kind) {
-    case J_LIST:
-    case J_TUPLE:
-        return object.list->items[index];
-    case J_RANGE:
-        return weft__j_int(weft__j_at(object.range, index));
-    case J_STRING: {
-        (void)weft__j_tick(run, object.len);
-        const char *p = weft__j_seek(object, index), *end = p;
-        (void)weft__j_char(&end, object.text + object.len);
-        struct jvalue out = weft__j_text(p, (size_t)(end - p));
-        out.markup = object.markup;
-        return out;
-    }
-    default:
-        return (struct jvalue){0};
-    }
+    if (weft__j_is_list(object)) return object.list->items[index];
+    if (object.kind != J_STRING) return (struct jvalue){0};
+    (void)weft__j_tick(run, object.len);
+    const char *p = weft__j_seek(object, index), *end = p;
+    (void)weft__j_char(&end, object.text + object.len);
+    struct jvalue out = weft__j_text(p, (size_t)(end - p));
+    out.markup = object.markup;
+    return out;
+}
+
+/* Neither an attribute nor an element. */
+static struct jvalue nothing(struct jrun *run, struct jvalue object, struct jvalue name)
+{
+    if (!weft__j_is_known_attribute(object, name)) return weft__j_undefined(run, object, name);
+    return weft__j_fail(run, WEFT_UNSUPPORTED, "'%.*s' of a %s", (int)name.len, name.text,
+                        weft__j_type(object));
 }
 
 struct jvalue weft__j_getattr(struct jrun *run, struct jvalue object, struct jvalue name)
 {
     if (object.kind == J_UNDEFINED) return weft__j_fail_undefined(run, object);
     struct jvalue out = attribute(run, object, name);
-    if (out.kind == J_ABSENT) out = element(run, object, name);
-    return out.kind != J_ABSENT ? out : weft__j_undefined(run, object, name);
+    if (out.kind == J_ABSENT &&
+        !(object.kind == J_DICT && weft__j_is_known_attribute(object, name)))
+        out = element(run, object, name);
+    return out.kind != J_ABSENT ? out : nothing(run, object, name);
 }
 
 struct jvalue weft__j_getitem(struct jrun *run, struct jvalue object, struct jvalue key)
 {
     if (object.kind == J_UNDEFINED) return weft__j_fail_undefined(run, object);
     struct jvalue out = element(run, object, key);
-    if (out.kind == J_ABSENT && key.kind == J_STRING) out = attribute(run, object, key);
-    return out.kind != J_ABSENT ? out : weft__j_undefined(run, object, key);
+    if (out.kind != J_ABSENT) return out;
+    if (key.kind != J_STRING) return weft__j_undefined(run, object, key);
+    out = attribute(run, object, key);
+    return out.kind != J_ABSENT ? out : nothing(run, object, key);
 }
+
+/* start, step and count of a slice */
+struct range {
+    int64_t start, step, count;
+};
 
 /* Python's slice.indices: start and step within a sequence, and how many items. */
 static bool slice_range(struct jrun *run, const struct jvalue bounds[3], int64_t length,
-                        struct jrange *out)
+                        struct range *out)
 {
     int64_t given[3] = {0, 0, 1};
     for (int i = 0; i < 3; i++)
@@ -161,14 +126,13 @@ static bool slice_range(struct jrun *run, const struct jvalue bounds[3], int64_t
     }
     int64_t span = step > 0 ? ends[1] - ends[0] : ends[0] - ends[1];
     uint64_t stride = step > 0 ? (uint64_t)step : (uint64_t)-step;
-    *out = (struct jrange){.start = ends[0],
-                           .stop = ends[1],
-                           .step = step,
-                           .count = span <= 0 ? 0 : (int64_t)(((uint64_t)span - 1) / stride) + 1};
+    *out = (struct range){.start = ends[0],
+                          .step = step,
+                          .count = span <= 0 ? 0 : (int64_t)(((uint64_t)span - 1) / stride) + 1};
     return true;
 }
 
-static struct jvalue slice_string(struct jrun *run, struct jvalue s, struct jrange range)
+static struct jvalue slice_string(struct jrun *run, struct jvalue s, struct range range)
 {
     (void)weft__j_tick(run, (size_t)s.len * 2);
     if (range.count == 0) return weft__j_text("", 0);
@@ -191,10 +155,9 @@ static struct jvalue slice_string(struct jrun *run, struct jvalue s, struct jran
 
 struct jvalue weft__j_slice(struct jrun *run, struct jvalue object, const struct jvalue bounds[3])
 {
-    struct jrange range;
+    struct range range;
     if (object.kind == J_UNDEFINED) return weft__j_fail_undefined(run, object);
-    if (object.kind != J_STRING && object.kind != J_LIST && object.kind != J_TUPLE &&
-        object.kind != J_RANGE)
+    if (object.kind != J_STRING && !weft__j_is_list(object))
         return weft__j_fail(run, WEFT_INVALID, "'%s' object cannot be sliced",
                             weft__j_type(object));
     if (!slice_range(run, bounds, weft__j_length(object), &range)) return (struct jvalue){0};
@@ -202,15 +165,6 @@ struct jvalue weft__j_slice(struct jrun *run, struct jvalue object, const struct
         struct jvalue part = slice_string(run, object, range);
         part.markup = object.markup;
         return part;
-    }
-    if (object.kind == J_RANGE) {
-        struct jrange *copy = weft__j_alloc(run, sizeof *copy);
-        if (copy == NULL) return (struct jvalue){0};
-        *copy = (struct jrange){.start = weft__j_at(object.range, range.start),
-                                .stop = weft__j_at(object.range, range.stop),
-                                .step = object.range->step * range.step,
-                                .count = range.count};
-        return (struct jvalue){.kind = J_RANGE, .range = copy};
     }
     struct jvalue out = weft__j_new_list(run, object.kind);
     for (int64_t i = 0; i < range.count && out.kind != J_ABSENT; i++)
@@ -229,50 +183,29 @@ static void start_call(struct jcall *call, struct jvalue self)
     for (int i = 0; i < J_MAX_PARAMS; i++) call->arg[i] = (struct jvalue){0};
 }
 
-static void spread(struct jrun *run, struct jcall *call, uint8_t op, struct jvalue value)
-{
-    struct jlist items;
-    if (op == J_ARG_LIST) {
-        if (!weft__j_iterate(run, value, &items)) return;
-        for (uint32_t i = 0; i < items.count; i++)
-            if (!weft__j_push(run, &call->positional, items.items[i])) return;
-    } else if (value.kind != J_DICT) {
-        weft__j_fail(run, WEFT_INVALID, "argument after ** must be a mapping, not %s",
-                     weft__j_type(value));
-    } else {
-        for (uint32_t i = 0; i < value.dict->count; i++) {
-            struct jpair pair = value.dict->pairs[i];
-            if (pair.key.kind != J_STRING)
-                weft__j_fail(run, WEFT_INVALID, "keywords must be strings");
-            else if (weft__j_find(run, &call->named, pair.key) != NULL)
-                weft__j_fail(run, WEFT_INVALID, "multiple values for keyword argument");
-            if (!weft__j_put(run, &call->named, pair.key, pair.value)) return;
-        }
-    }
-}
-
 static bool eval_arguments(struct jrun *run, struct jcall *call, const struct jnode *node)
 {
+    struct jlist items;
     for (; node != NULL && run->status == WEFT_OK; node = node->next) {
         struct jvalue value = weft__j_eval(run, node->a);
-        struct jname name = run->tmpl->names[node->name];
-        struct jvalue key = weft__j_text(name.text, name.len);
         if (node->op == J_ARG_POSITIONAL)
             (void)weft__j_push(run, &call->positional, value);
         else if (node->op == J_ARG_NAMED)
-            (void)weft__j_put(run, &call->named, key, value);
-        else
-            spread(run, call, node->op, value);
+            (void)weft__j_put(run, &call->named, run->tmpl->names[node->name], value);
+        else if (weft__j_iterate(run, value, &items))
+            for (uint32_t i = 0; i < items.count; i++)
+                if (!weft__j_push(run, &call->positional, items.items[i])) break;
     }
     return run->status == WEFT_OK;
 }
 
-bool weft__j_bind(struct jrun *run, const struct jfunction *function, struct jcall *call)
+/* Arguments that Python knows and weft does not are found here, too. */
+static bool bind_arguments(struct jrun *run, const struct jfunction *function, struct jcall *call)
 {
     if (function->max == J_VARARGS) return run->status == WEFT_OK;
     if (call->positional.count > function->max)
-        weft__j_fail(run, WEFT_INVALID, "%s() takes at most %d arguments (%u given)",
-                     function->name, function->max, call->positional.count);
+        weft__j_fail(run, WEFT_UNSUPPORTED, "%s() with %u arguments, it may have %d",
+                     function->name, call->positional.count, function->max);
     for (uint32_t i = 0; i < call->positional.count && run->status == WEFT_OK; i++)
         call->arg[i] = call->positional.items[i];
     for (uint32_t i = 0; i < call->named.count && run->status == WEFT_OK; i++) {
@@ -280,7 +213,7 @@ bool weft__j_bind(struct jrun *run, const struct jfunction *function, struct jca
         int at = 0;
         while (at < function->max && !weft__j_is_text(pair->key, function->params[at])) at++;
         if (at == function->max || call->arg[at].kind != J_ABSENT)
-            weft__j_fail(run, WEFT_INVALID, "%s() got %s argument '%.*s'", function->name,
+            weft__j_fail(run, WEFT_UNSUPPORTED, "%s() got %s argument '%.*s'", function->name,
                          at == function->max ? "an unexpected keyword" : "multiple values for",
                          (int)weft__min(pair->key.len, 80), pair->key.text);
         else
@@ -297,33 +230,8 @@ static struct jvalue call_function(struct jrun *run, const struct jfunction *fun
                                    struct jcall *call)
 {
     call->function = function;
-    if (!weft__j_bind(run, function, call)) return (struct jvalue){0};
+    if (!bind_arguments(run, function, call)) return (struct jvalue){0};
     return function->call(run, call);
-}
-
-struct jvalue weft__j_call(struct jrun *run, struct jvalue what, struct jcall *call)
-{
-    switch (what.kind) {
-    case J_FUNCTION:
-        return call_function(run, what.function, call);
-    case J_METHOD:
-        call->self = what.method->self;
-        return call_function(run, what.method->function, call);
-    case J_MACRO:
-        return weft__j_call_macro(run, what.macro, call);
-    case J_UNDEFINED:
-        return weft__j_fail_undefined(run, what);
-    case J_LOOP:
-        if (call->positional.count == 1 && call->named.count == 0)
-            return weft__j_call_loop(run, what.loop, call->positional.items[0]);
-        return weft__j_fail(run, WEFT_INVALID, "loop() takes one argument");
-    case J_JOINER:
-        if (what.iterator->next == 1) return what.iterator->items.items[0];
-        what.iterator->next = 1;
-        return weft__j_text("", 0);
-    default:
-        return weft__j_fail(run, WEFT_INVALID, "'%s' object is not callable", weft__j_type(what));
-    }
 }
 
 /* Methods of markup give markup. */
@@ -336,37 +244,36 @@ static struct jvalue marked(struct jvalue v)
     return v;
 }
 
+static struct jvalue call_value(struct jrun *run, struct jvalue what, struct jcall *call)
+{
+    struct jvalue out;
+    switch (what.kind) {
+    case J_FUNCTION:
+        return call_function(run, what.function, call);
+    case J_METHOD:
+        call->self = what.method->self;
+        out = call_function(run, what.method->function, call);
+        return what.method->self.kind == J_STRING && what.method->self.markup ? marked(out) : out;
+    case J_MACRO:
+        return weft__j_call_macro(run, what.macro, call);
+    case J_UNDEFINED:
+        return weft__j_fail_undefined(run, what);
+    default:
+        return weft__j_fail(run, WEFT_INVALID, "'%s' object is not callable", weft__j_type(what));
+    }
+}
+
 /* caller: what a call block passes along, or ABSENT. */
-static struct jvalue eval_call(struct jrun *run, const struct jnode *node, struct jvalue caller)
+struct jvalue weft__j_eval_call(struct jrun *run, const struct jnode *node, struct jvalue caller)
 {
     struct jcall call;
-    struct jvalue what = {0};
-    const struct jfunction *method = NULL;
-    if (node->a->kind == N_GETATTR) { /* the common a.method(): no method value is made */
-        struct jname name = run->tmpl->names[node->a->name];
-        struct jvalue object = weft__j_eval(run, node->a->a);
-        run->at = node->a;
-        method = weft__j_method(object, name.text, name.len);
-        start_call(&call, object);
-        if (method == NULL && run->status == WEFT_OK)
-            what = weft__j_getattr(run, object, weft__j_text(name.text, name.len));
-    } else {
-        what = weft__j_eval(run, node->a);
-        start_call(&call, (struct jvalue){0});
-    }
+    struct jvalue what = weft__j_eval(run, node->a);
+    start_call(&call, (struct jvalue){0});
     if (run->status != WEFT_OK || !eval_arguments(run, &call, node->b)) return (struct jvalue){0};
     if (caller.kind != J_ABSENT)
         (void)weft__j_put(run, &call.named, weft__j_literal("caller"), caller);
     run->at = node;
-    if (!weft__j_tick(run, 0)) return (struct jvalue){0};
-    if (method == NULL) return weft__j_call(run, what, &call);
-    struct jvalue out = call_function(run, method, &call);
-    return call.self.kind == J_STRING && call.self.markup ? marked(out) : out;
-}
-
-struct jvalue weft__j_call_block(struct jrun *run, const struct jnode *node, struct jvalue caller)
-{
-    return caller.kind == J_ABSENT ? caller : eval_call(run, node, caller);
+    return weft__j_tick(run, 0) ? call_value(run, what, &call) : (struct jvalue){0};
 }
 
 struct jvalue weft__j_apply(struct jrun *run, const struct jfunction *function, struct jvalue self,
@@ -406,6 +313,159 @@ struct jvalue weft__j_filter_block(struct jrun *run, const struct jnode *filters
     return apply(run, filters, self);
 }
 
+/* ---- operators: integers are 64 bits wide; beyond that is an error, not a wrap ---- */
+
+static struct jvalue int_binary(struct jrun *run, enum weft__jop op, int64_t a, int64_t b)
+{
+    const int64_t exact = (int64_t)1 << 53; /* as a double */
+    int64_t out = 0;
+    bool failed = false;
+    if (b == 0 && (op == J_OP_DIV || op == J_OP_FLOORDIV || op == J_OP_MOD))
+        return weft__j_fail(run, WEFT_INVALID, "division by zero");
+    if (op == J_OP_DIV && a >= -exact && a <= exact && b >= -exact && b <= exact)
+        return weft__j_float((double)a / (double)b);
+    if (op == J_OP_ADD)
+        failed = __builtin_add_overflow(a, b, &out);
+    else if (op == J_OP_SUB)
+        failed = __builtin_sub_overflow(a, b, &out);
+    else if (op == J_OP_MUL)
+        failed = __builtin_mul_overflow(a, b, &out);
+    else if (op == J_OP_DIV || (a == INT64_MIN && b == -1))
+        failed = true;
+    else if (op == J_OP_MOD)
+        out = a % b + (a % b != 0 && (a % b < 0) != (b < 0) ? b : 0);
+    else
+        out = a / b - (a % b != 0 && (a % b < 0) != (b < 0));
+    return failed ? weft__j_fail(run, WEFT_UNSUPPORTED, "an integer beyond 64 bits")
+                  : weft__j_int(out);
+}
+
+static struct jvalue float_binary(struct jrun *run, enum weft__jop op, double a, double b)
+{
+    switch (op) {
+    case J_OP_ADD:
+        return weft__j_float(a + b);
+    case J_OP_SUB:
+        return weft__j_float(a - b);
+    case J_OP_MUL:
+        return weft__j_float(a * b);
+    case J_OP_DIV:
+        if (b != 0) return weft__j_float(a / b);
+        return weft__j_fail(run, WEFT_INVALID, "division by zero");
+    default:
+        return weft__j_fail(run, WEFT_UNSUPPORTED, "%s of floats", weft__j_spelling(op));
+    }
+}
+
+/* Markup escapes what it is joined with. */
+static struct jvalue join_strings(struct jrun *run, struct jvalue a, struct jvalue b)
+{
+    bool markup = a.markup || b.markup;
+    if (markup && !a.markup) a = weft__j_escape(run, a);
+    if (markup && !b.markup) b = weft__j_escape(run, b);
+    struct jvalue out = weft__j_concat(run, a, b);
+    out.markup = markup;
+    return out;
+}
+
+/* `times` times over a, then b; lists or tuples. */
+static struct jvalue join_lists(struct jrun *run, struct jvalue a, int64_t times, struct jvalue b)
+{
+    struct jvalue out = weft__j_new_list(run, a.kind);
+    for (int64_t t = 0; a.list->count > 0 && t < times && run->status == WEFT_OK; t++)
+        for (uint32_t i = 0; i < a.list->count && run->status == WEFT_OK; i++)
+            (void)weft__j_push(run, out.list, a.list->items[i]);
+    for (uint32_t i = 0; b.kind != J_ABSENT && i < b.list->count && run->status == WEFT_OK; i++)
+        (void)weft__j_push(run, out.list, b.list->items[i]);
+    return out;
+}
+
+static struct jvalue repeat(struct jrun *run, struct jvalue what, int64_t times)
+{
+    if (what.kind != J_STRING) return join_lists(run, what, times, (struct jvalue){0});
+    struct jsink sink = {0};
+    weft__j_fill(run, &sink, what, times);
+    struct jvalue out = weft__j_written(&sink);
+    out.markup = what.markup;
+    return out;
+}
+
+struct jvalue weft__j_binary(struct jrun *run, enum weft__jop op, struct jvalue a, struct jvalue b)
+{
+    int64_t ia, ib;
+    double fa, fb;
+    bool a_int = weft__j_integer(a, &ia), b_int = weft__j_integer(b, &ib);
+    bool a_sequence = a.kind == J_STRING || a.kind == J_LIST || a.kind == J_TUPLE;
+    bool b_sequence = b.kind == J_STRING || b.kind == J_LIST || b.kind == J_TUPLE;
+    if (a_int && b_int) return int_binary(run, op, ia, ib);
+    if (weft__j_number(a, &fa) && weft__j_number(b, &fb)) return float_binary(run, op, fa, fb);
+    if (op == J_OP_MOD && a.kind == J_STRING)
+        return weft__j_fail(run, WEFT_UNSUPPORTED, "the formatting operator %%");
+    if (a.kind == J_UNDEFINED) return weft__j_fail_undefined(run, a);
+    if (b.kind == J_UNDEFINED) return weft__j_fail_undefined(run, b);
+    if (op == J_OP_ADD && a.kind == b.kind && a_sequence)
+        return a.kind == J_STRING ? join_strings(run, a, b) : join_lists(run, a, 1, b);
+    if (op == J_OP_MUL && a_sequence && b_int) return repeat(run, a, ib);
+    if (op == J_OP_MUL && a_int && b_sequence) return repeat(run, b, ia);
+    if (op == J_OP_ADD && a_sequence)
+        return weft__j_fail(run, WEFT_INVALID, "can only concatenate %s (not \"%s\") to %s",
+                            weft__j_type(a), weft__j_type(b), weft__j_type(a));
+    return weft__j_fail(run, WEFT_INVALID, "unsupported operand type(s) for %s: '%s' and '%s'",
+                        weft__j_spelling(op), weft__j_type(a), weft__j_type(b));
+}
+
+static bool contains(struct jrun *run, struct jvalue container, struct jvalue item)
+{
+    struct jlist items;
+    switch (container.kind) {
+    case J_STRING:
+        if (item.kind == J_STRING) return weft__j_has(run, container, item);
+        weft__j_fail(run, WEFT_INVALID, "'in <string>' requires string as left operand, not %s",
+                     weft__j_type(item));
+        return false;
+    case J_DICT:
+    case J_KEYS:
+        if (weft__j_hashable(item)) return weft__j_find(run, container.dict, item) != NULL;
+        weft__j_fail(run, WEFT_INVALID, "unhashable type: '%s'", weft__j_type(item));
+        return false;
+    case J_ITERATOR: /* reads up to the item */
+        while (container.iterator->next < container.iterator->items.count)
+            if (weft__j_equal(run, container.iterator->items.items[container.iterator->next++],
+                              item))
+                return true;
+        return false;
+    default:
+        if (!weft__j_iterate(run, container, &items)) return false;
+        for (uint32_t i = 0; i < items.count && weft__j_tick(run, 0); i++)
+            if (weft__j_equal(run, items.items[i], item)) return true;
+        return false;
+    }
+}
+
+bool weft__j_relation(struct jrun *run, enum weft__jop op, struct jvalue a, struct jvalue b)
+{
+    int order;
+    switch (op) {
+    case J_OP_EQ:
+        return weft__j_equal(run, a, b);
+    case J_OP_NE:
+        return !weft__j_equal(run, a, b);
+    case J_OP_LT:
+        return weft__j_compare(run, a, b, "<") < 0;
+    case J_OP_GT:
+        return weft__j_compare(run, a, b, ">") == 1;
+    case J_OP_LE:
+        return weft__j_compare(run, a, b, "<=") <= 0;
+    case J_OP_GE:
+        order = weft__j_compare(run, a, b, ">=");
+        return order == 0 || order == 1;
+    case J_OP_IN:
+        return contains(run, b, a);
+    default:
+        return !contains(run, b, a);
+    }
+}
+
 /* ---- the tree ---- */
 
 static struct jvalue eval_list(struct jrun *run, const struct jnode *node)
@@ -433,8 +493,7 @@ static struct jvalue eval_name(struct jrun *run, const struct jnode *node)
 {
     struct jvalue value = weft__j_lookup(run, node->name);
     if (value.kind != J_ABSENT) return value;
-    struct jname name = run->tmpl->names[node->name];
-    return weft__j_undefined(run, value, weft__j_text(name.text, name.len));
+    return weft__j_undefined(run, value, run->tmpl->names[node->name]);
 }
 
 static struct jvalue eval_item(struct jrun *run, const struct jnode *node)
@@ -456,35 +515,11 @@ static struct jvalue eval_item(struct jrun *run, const struct jnode *node)
 static struct jvalue eval_concat(struct jrun *run, const struct jnode *node)
 {
     struct jvalue out = weft__j_str(run, weft__j_eval(run, node->a));
-    for (const struct jnode *part = node->a->next; part != NULL && run->status == WEFT_OK;
+    for (const struct jnode *part = node->b; part != NULL && run->status == WEFT_OK;
          part = part->next)
-        out = weft__j_concat(run, out, weft__j_str(run, weft__j_eval(run, part)));
+        out = weft__j_concat(run, out, weft__j_str(run, weft__j_eval(run, part->a)));
     out.markup = false;
     return out;
-}
-
-static bool compare(struct jrun *run, enum weft__jop op, struct jvalue a, struct jvalue b)
-{
-    int order;
-    switch (op) {
-    case J_OP_EQ:
-        return weft__j_equal(run, a, b);
-    case J_OP_NE:
-        return !weft__j_equal(run, a, b);
-    case J_OP_LT:
-        return weft__j_compare(run, a, b, "<") < 0;
-    case J_OP_GT:
-        return weft__j_compare(run, a, b, ">") == 1;
-    case J_OP_LE:
-        return weft__j_compare(run, a, b, "<=") <= 0;
-    case J_OP_GE:
-        order = weft__j_compare(run, a, b, ">=");
-        return order == 0 || order == 1;
-    case J_OP_IN:
-        return weft__j_contains(run, b, a);
-    default:
-        return !weft__j_contains(run, b, a);
-    }
 }
 
 static struct jvalue eval_compare(struct jrun *run, const struct jnode *node)
@@ -495,7 +530,7 @@ static struct jvalue eval_compare(struct jrun *run, const struct jnode *node)
          operand = operand->next) {
         struct jvalue right = weft__j_eval(run, operand->a);
         run->at = operand;
-        if (run->status == WEFT_OK) holds = compare(run, operand->op, left, right);
+        if (run->status == WEFT_OK) holds = weft__j_relation(run, operand->op, left, right);
         left = right;
     }
     return weft__j_bool(holds);
@@ -523,18 +558,15 @@ static struct jvalue eval_unary(struct jrun *run, const struct jnode *node)
         return weft__j_fail(run, WEFT_INVALID, "bad operand type for unary %c: '%s'",
                             node->kind == N_NEG ? '-' : '+', weft__j_type(value));
     if (node->kind == N_POS) return weft__j_int(integer);
-    if (integer == INT64_MIN)
-        return weft__j_fail(run, WEFT_UNSUPPORTED, "an integer beyond 64 bits");
-    return weft__j_int(-integer);
+    return int_binary(run, J_OP_SUB, 0, integer);
 }
 
 static struct jvalue eval_binary(struct jrun *run, const struct jnode *node)
 {
     struct jvalue left = weft__j_eval(run, node->a);
-    if (node->kind != N_BINARY) {
-        bool truth = weft__j_truth(run, left);
-        return run->status == WEFT_OK && truth == (node->kind == N_AND) ? weft__j_eval(run, node->b)
-                                                                        : left;
+    if (node->op == J_OP_AND || node->op == J_OP_OR) {
+        bool truth = weft__j_truth(run, left), both = node->op == J_OP_AND;
+        return run->status == WEFT_OK && truth == both ? weft__j_eval(run, node->b) : left;
     }
     struct jvalue right = weft__j_eval(run, node->b);
     run->at = node;
@@ -544,7 +576,6 @@ static struct jvalue eval_binary(struct jrun *run, const struct jnode *node)
 static struct jvalue eval_node(struct jrun *run, const struct jnode *node)
 {
     struct jvalue value;
-    struct jname name;
     run->at = node;
     switch (node->kind) {
     case N_CONST:
@@ -558,14 +589,13 @@ static struct jvalue eval_node(struct jrun *run, const struct jnode *node)
         return eval_dict(run, node);
     case N_GETATTR:
         value = weft__j_eval(run, node->a);
-        name = run->tmpl->names[node->name];
         run->at = node;
         if (run->status != WEFT_OK) return value;
-        return weft__j_getattr(run, value, weft__j_text(name.text, name.len));
+        return weft__j_getattr(run, value, run->tmpl->names[node->name]);
     case N_GETITEM:
         return eval_item(run, node);
     case N_CALL:
-        return eval_call(run, node, (struct jvalue){0});
+        return weft__j_eval_call(run, node, (struct jvalue){0});
     case N_FILTER:
     case N_TEST:
         value = weft__j_eval(run, node->a);

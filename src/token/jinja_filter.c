@@ -1,52 +1,37 @@
-/* The filters: those of jinja2/filters.py that make sense for prompts, and tojson. */
-#include <ctype.h>
+/* The filters and tests. What jinja2 makes lazily is made at once here, and can be read once all
+ * the same. In the tables, mode says which of its kind an entry is. */
+#include <errno.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "jinja.h"
 
-static bool given(struct jvalue v) { return v.kind != J_ABSENT; }
+static bool given(struct jvalue v) { return v.kind != J_ABSENT && v.kind != J_NONE; }
 
-static bool flag(struct jrun *run, struct jvalue v, bool otherwise)
+static bool flag(struct jrun *run, struct jvalue v)
 {
-    return given(v) ? weft__j_truth(run, v) : otherwise;
+    return v.kind != J_ABSENT && weft__j_truth(run, v);
 }
 
-static bool integer(struct jrun *run, struct jvalue v, int64_t otherwise, int64_t *out)
+bool weft__j_int_argument(struct jrun *run, struct jvalue v, int64_t otherwise, int64_t *out)
 {
     *out = otherwise;
-    if (!given(v) || weft__j_integer(v, out)) return true;
-    weft__j_fail(run, WEFT_INVALID, "'%s' object cannot be interpreted as an integer",
-                 weft__j_type(v));
+    if (v.kind == J_ABSENT || weft__j_integer(v, out)) return true;
+    if (v.kind == J_UNDEFINED)
+        weft__j_fail_undefined(run, v);
+    else
+        weft__j_fail(run, WEFT_INVALID, "'%s' object cannot be interpreted as an integer",
+                     weft__j_type(v));
     return false;
 }
 
 /* ---- text ---- */
 
-static struct jvalue recased(struct jrun *run, struct jcall *call, enum jcase to)
+static struct jvalue do_case(struct jrun *run, struct jcall *call)
 {
     struct jvalue s = weft__j_str(run, call->self);
-    if (run->status != WEFT_OK) return s;
-    struct jvalue out = weft__j_recase(run, s, to);
-    out.markup = s.markup;
-    return out;
-}
-
-static struct jvalue do_upper(struct jrun *run, struct jcall *call)
-{
-    return recased(run, call, J_UPPER);
-}
-
-static struct jvalue do_lower(struct jrun *run, struct jcall *call)
-{
-    return recased(run, call, J_LOWER);
-}
-
-static struct jvalue do_capitalize(struct jrun *run, struct jcall *call)
-{
-    return recased(run, call, J_CAPITALIZE);
+    return run->status == WEFT_OK ? weft__j_recase(run, s, call->function->mode) : s;
 }
 
 /* Words begin after -, space and opening brackets: not str.title(). */
@@ -67,10 +52,8 @@ static struct jvalue do_title(struct jrun *run, struct jcall *call)
         p = stop;
         struct jvalue head = weft__j_text(start, (size_t)(first - start));
         struct jvalue tail = weft__j_text(first, (size_t)(stop - first));
-        head = weft__j_recase(run, head, J_UPPER);
-        tail = weft__j_recase(run, tail, J_LOWER);
-        weft__j_write(run, &sink, head.text, head.len);
-        weft__j_write(run, &sink, tail.text, tail.len);
+        weft__j_write_str(run, &sink, weft__j_recase(run, head, J_UPPER));
+        weft__j_write_str(run, &sink, weft__j_recase(run, tail, J_LOWER));
     }
     return weft__j_written(&sink);
 }
@@ -98,10 +81,10 @@ static struct jvalue do_safe(struct jrun *run, struct jcall *call)
 
 struct jvalue weft__j_escape(struct jrun *run, struct jvalue s)
 {
-    static const char *const escapes[] = {"&",    "&amp;", "<",     "&lt;", ">",
-                                          "&gt;", "\"",    "&#34;", "'",    "&#39;"};
-    for (size_t i = 0; i + 1 < WEFT__COUNT(escapes) && run->status == WEFT_OK; i += 2)
-        s = weft__j_replace(run, s, weft__j_literal(escapes[i]), weft__j_literal(escapes[i + 1]),
+    static const char *const escapes[][2] = {
+        {"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&#34;"}, {"'", "&#39;"}};
+    for (size_t i = 0; i < WEFT__COUNT(escapes) && !s.markup && run->status == WEFT_OK; i++)
+        s = weft__j_replace(run, s, weft__j_literal(escapes[i][0]), weft__j_literal(escapes[i][1]),
                             -1);
     s.markup = true;
     return s;
@@ -109,14 +92,7 @@ struct jvalue weft__j_escape(struct jrun *run, struct jvalue s)
 
 static struct jvalue do_escape(struct jrun *run, struct jcall *call)
 {
-    struct jvalue s = weft__j_str(run, call->self);
-    return s.markup || run->status != WEFT_OK ? s : weft__j_escape(run, s);
-}
-
-static struct jvalue do_forceescape(struct jrun *run, struct jcall *call)
-{
-    struct jvalue s = weft__j_str(run, call->self);
-    return run->status == WEFT_OK ? weft__j_escape(run, s) : s;
+    return weft__j_escape(run, weft__j_str(run, call->self));
 }
 
 static struct jvalue do_replace(struct jrun *run, struct jcall *call)
@@ -125,28 +101,28 @@ static struct jvalue do_replace(struct jrun *run, struct jcall *call)
     struct jvalue s = weft__j_str(run, call->self), from = weft__j_str(run, call->arg[0]),
                   to = weft__j_str(run, call->arg[1]);
     if (call->arg[2].kind == J_NONE) call->arg[2] = (struct jvalue){0};
-    if (!integer(run, call->arg[2], -1, &count) || run->status != WEFT_OK) return s;
+    if (!weft__j_int_argument(run, call->arg[2], -1, &count) || run->status != WEFT_OK) return s;
     s.markup = false;
     return weft__j_replace(run, s, from, to, count);
 }
 
+/* arguments: width, first, blank */
 static struct jvalue do_indent(struct jrun *run, struct jcall *call)
 {
     struct jvalue s = call->self, indent = call->arg[0];
     struct jsink spaces = {0}, sink = {0};
-    bool first = flag(run, call->arg[1], false), blank = flag(run, call->arg[2], false);
-    int64_t width = 4;
+    bool first = flag(run, call->arg[1]), blank = flag(run, call->arg[2]);
+    int64_t width;
     if (s.kind == J_UNDEFINED) return weft__j_fail_undefined(run, s);
     if (s.kind != J_STRING)
         return weft__j_fail(run, WEFT_INVALID, "indent needs a string, not '%s'", weft__j_type(s));
     if (indent.kind != J_STRING) {
-        if (!integer(run, indent, 4, &width)) return s;
+        if (!weft__j_int_argument(run, indent, 4, &width)) return s;
         weft__j_fill(run, &spaces, weft__j_literal(" "), width);
         indent = weft__j_written(&spaces);
     }
     /* The newline that jinja2 appends makes an empty last line count. */
-    s = weft__j_concat(run, s, weft__j_literal("\n"));
-    struct jvalue lines = weft__j_lines(run, s, false);
+    struct jvalue lines = weft__j_lines(run, weft__j_concat(run, s, weft__j_literal("\n")));
     for (uint32_t i = 0; run->status == WEFT_OK && i < lines.list->count; i++) {
         struct jvalue line = lines.list->items[i];
         if (i > 0) weft__j_puts(run, &sink, "\n");
@@ -155,283 +131,469 @@ static struct jvalue do_indent(struct jrun *run, struct jcall *call)
         weft__j_write(run, &sink, line.text, line.len);
         (void)weft__j_tick(run, line.len);
     }
-    return weft__j_written(&sink);
-}
-
-static struct jvalue do_center(struct jrun *run, struct jcall *call)
-{
-    const struct jfunction *center = weft__j_string_method("center", 6);
-    call->self = weft__j_str(run, call->self);
-    if (!given(call->arg[0])) call->arg[0] = weft__j_int(80);
-    return run->status == WEFT_OK ? center->call(run, call) : call->self;
-}
-
-static struct jvalue do_truncate(struct jrun *run, struct jcall *call)
-{
-    struct jvalue s = call->self;
-    struct jvalue end = given(call->arg[2]) ? call->arg[2] : weft__j_literal("...");
-    int64_t length, leeway, have = weft__j_length(s);
-    if (!integer(run, call->arg[0], 255, &length) || !integer(run, call->arg[3], 5, &leeway))
-        return s;
-    if (end.kind != J_STRING || length < weft__j_chars(end) || leeway < 0)
-        return weft__j_fail(run, WEFT_INVALID, "truncate: bad length, end or leeway");
-    if (have >= 0 && have <= length + weft__min(leeway, INT32_MAX)) return s;
-    if (s.kind != J_STRING)
-        return weft__j_fail(run, WEFT_INVALID, "truncate needs a string, not '%s'",
-                            weft__j_type(s));
-    const char *cut = weft__j_seek(s, length - weft__j_chars(end));
-    if (!flag(run, call->arg[1], false)) { /* whole words */
-        const char *space = memrchr(s.text, ' ', (size_t)(cut - s.text));
-        if (space != NULL) cut = space;
-    }
-    return weft__j_concat(run, weft__j_text(s.text, (size_t)(cut - s.text)), end);
-}
-
-static struct jvalue do_wordcount(struct jrun *run, struct jcall *call)
-{
-    struct jvalue s = weft__j_str(run, call->self);
-    int64_t count = 0;
-    bool inside = false;
-    if (run->status != WEFT_OK || !weft__j_tick(run, (size_t)s.len * 4)) return s;
-    for (const char *p = s.text, *end = p + s.len; p < end;) {
-        bool word = weft__j_is_word(weft__j_char(&p, end));
-        count += word && !inside;
-        inside = word;
-    }
-    return weft__j_int(count);
-}
-
-static struct jvalue do_format(struct jrun *run, struct jcall *call)
-{
-    struct jvalue args = {.kind = J_TUPLE, .list = &call->positional};
-    struct jvalue named = {.kind = J_DICT, .dict = &call->named};
-    if (call->positional.count > 0 && call->named.count > 0)
-        return weft__j_fail(run, WEFT_INVALID,
-                            "can't handle positional and keyword arguments at the same time");
-    struct jvalue s = weft__j_str(run, call->self);
-    if (run->status != WEFT_OK) return s;
-    return weft__j_percent(run, s, call->named.count > 0 ? named : args);
+    struct jvalue out = weft__j_written(&sink);
+    out.markup = s.markup;
+    return out;
 }
 
 /* ---- numbers ---- */
 
-static bool parse_int(struct jvalue s, int base, int64_t *out)
+/* int() of a text: decimal, white space around it aside; false: it is no number. What is neither
+ * plainly the one nor the other fails the run. */
+static bool parse_int(struct jrun *run, struct jvalue s, int64_t *out)
 {
-    char text[80];
-    struct jvalue digits = s;
-    size_t n = 0, start = weft__j_skip_space(s.text, s.len, 0);
-    digits = weft__j_text(s.text + start, weft__j_trim_end(s.text + start, s.len - start));
-    for (uint32_t i = 0; i < digits.len; i++) {
-        char c = digits.text[i];
-        bool joins = c == '_' && i > 0 && i + 1 < digits.len &&
-                     isalnum((unsigned char)digits.text[i - 1]) &&
-                     isalnum((unsigned char)digits.text[i + 1]);
-        if (joins) continue;
-        if (n + 1 >= sizeof text ||
-            !(isalnum((unsigned char)c) || (i == 0 && (c == '-' || c == '+'))))
-            return false;
-        text[n++] = c;
-    }
-    text[n] = '\0';
-    char *digit = text + (text[0] == '-' || text[0] == '+'), *end;
-    char prefix = (char)(digit[0] == '0' ? digit[1] | 0x20 : 0);
-    int prefixed = prefix == 'x' ? 16 : prefix == 'o' ? 8 : prefix == 'b' ? 2 : 0;
-    if (prefixed != 0 && prefixed == base) memmove(digit, digit + 2, strlen(digit + 2) + 1);
-    long long value = strtoll(text, &end, base);
-    if (!isalnum((unsigned char)*digit) || *end != '\0' || value == INT64_MAX || value == INT64_MIN)
-        return false;
-    *out = value;
-    return true;
-}
-
-/* Decimal notation, inf and nan; not the hexadecimal that strtod takes as well. */
-static bool parse_float(struct jvalue s, double *out)
-{
-    char text[400], *end;
+    char text[24] = "", *end;
     size_t start = weft__j_skip_space(s.text, s.len, 0);
-    size_t len = weft__j_trim_end(s.text + start, s.len - start), n = 0;
-    if (len == 0 || len >= sizeof text) return false;
+    size_t len = weft__j_trim_end(s.text + start, s.len - start);
+    bool digits = false;
     for (size_t i = 0; i < len; i++) {
-        char c = s.text[start + i];
-        bool joins = c == '_' && i > 0 && i + 1 < len &&
-                     isdigit((unsigned char)s.text[start + i - 1]) &&
-                     isdigit((unsigned char)s.text[start + i + 1]);
-        if (joins) continue;
-        if (c == '_' || c == 'x' || c == 'X' || c == '(' || (unsigned char)c <= ' ') return false;
-        text[n++] = c;
+        unsigned char c = (unsigned char)s.text[start + i];
+        digits = digits || (c >= '0' && c <= '9') || c >= 0x80;
     }
-    text[n] = '\0';
-    *out = strtod(text, &end);
-    return end != text && *end == '\0';
-}
-
-static bool to_float(struct jvalue v, double *out)
-{
-    return v.kind == J_STRING ? parse_float(v, out) : weft__j_number(v, out);
+    if (!digits) return false;
+    if (len < sizeof text) memcpy(text, s.text + start, len);
+    errno = 0;
+    *out = strtoll(text, &end, 10);
+    if ((size_t)(end - text) != len || errno != 0)
+        weft__j_fail(run, WEFT_UNSUPPORTED, "int of a text that is no 64-bit decimal number");
+    return true;
 }
 
 static struct jvalue do_int(struct jrun *run, struct jcall *call)
 {
-    struct jvalue otherwise = given(call->arg[0]) ? call->arg[0] : weft__j_int(0);
-    int64_t base, out;
-    double real;
-    if (!integer(run, call->arg[1], 10, &base)) return otherwise;
-    if (base != 0 && (base < 2 || base > 36)) base = 10;
-    if (call->self.kind == J_UNDEFINED) return weft__j_fail_undefined(run, call->self);
-    if (weft__j_integer(call->self, &out)) return weft__j_int(out);
-    if (call->self.kind == J_STRING && parse_int(call->self, (int)base, &out))
-        return weft__j_int(out);
-    if (to_float(call->self, &real) && isfinite(real)) {
-        if (fabs(real) < 0x1p63) return weft__j_int((int64_t)real);
-        return weft__j_fail(run, WEFT_UNSUPPORTED, "an integer beyond 64 bits");
-    }
-    return otherwise;
-}
-
-static struct jvalue do_float(struct jrun *run, struct jcall *call)
-{
-    double out;
-    if (call->self.kind == J_UNDEFINED) return weft__j_fail_undefined(run, call->self);
-    if (to_float(call->self, &out)) return weft__j_float(out);
-    return given(call->arg[0]) ? call->arg[0] : weft__j_float(0);
-}
-
-static struct jvalue do_abs(struct jrun *run, struct jcall *call)
-{
-    int64_t value;
-    if (call->self.kind == J_FLOAT) return weft__j_float(fabs(call->self.real));
-    if (call->self.kind == J_UNDEFINED) return weft__j_fail_undefined(run, call->self);
-    if (!weft__j_integer(call->self, &value) || value == INT64_MIN)
-        return weft__j_fail(run, WEFT_INVALID, "bad operand type for abs(): '%s'",
-                            weft__j_type(call->self));
-    return weft__j_int(value < 0 ? -value : value);
-}
-
-/* Python's round(): to the nearest, the decimal digits of the exact value deciding, ties to even.
- */
-static double round_to(double value, int64_t digits)
-{
-    char text[700];
-    if (!isfinite(value) || digits > 330) return value;
-    if (digits < -330) return copysign(0, value);
-    if (digits < 0) {
-        double unit = pow(10, (double)-digits);
-        return copysign(nearbyint(fabs(value) / unit) * unit, value);
-    }
-    (void)snprintf(text, sizeof text, "%.*f", (int)digits, value);
-    return strtod(text, NULL);
-}
-
-static int64_t round_int(int64_t value, int64_t digits)
-{
-    int64_t unit = 1;
-    if (digits >= 0) return value;
-    if (digits < -18) return 0;
-    for (; digits < 0; digits++) unit *= 10;
-    int64_t rest = value % unit, down = value - rest, magnitude = rest < 0 ? -rest : rest;
-    bool up = magnitude > unit / 2 || (magnitude == unit / 2 && (down / unit) % 2 != 0);
-    int64_t out = down;
-    if (up && __builtin_add_overflow(down, value < 0 ? -unit : unit, &out)) return down;
-    return out;
-}
-
-static struct jvalue do_round(struct jrun *run, struct jcall *call)
-{
-    struct jvalue method = given(call->arg[1]) ? call->arg[1] : weft__j_literal("common");
-    bool up = weft__j_is_text(method, "ceil"), down = weft__j_is_text(method, "floor");
-    int64_t digits, whole;
-    double value;
-    if (!integer(run, call->arg[0], 0, &digits)) return method;
-    if (!up && !down && !weft__j_is_text(method, "common"))
-        return weft__j_fail(run, WEFT_INVALID, "method must be common, ceil or floor");
-    if (call->self.kind == J_UNDEFINED) return weft__j_fail_undefined(run, call->self);
-    if (!up && !down && weft__j_integer(call->self, &whole))
-        return weft__j_int(round_int(whole, digits));
-    if (!weft__j_number(call->self, &value))
-        return weft__j_fail(run, WEFT_INVALID, "type %s doesn't define __round__ method",
-                            weft__j_type(call->self));
-    if (!up && !down) return weft__j_float(round_to(value, digits));
-    double unit = pow(10, (double)digits);
-    if (!isfinite(value))
-        return weft__j_fail(run, WEFT_INVALID, "cannot convert float infinity or NaN to integer");
-    value = up ? ceil(value * unit) : floor(value * unit);
-    return weft__j_float((value + 0.0) / unit); /* no -0, as Python's floor gives an int */
-}
-
-static struct jvalue do_tojson(struct jrun *run, struct jcall *call)
-{
-    return weft__j_tojson(run, call);
+    struct jvalue self = call->self;
+    int64_t out;
+    if (self.kind == J_UNDEFINED) return weft__j_fail_undefined(run, self);
+    if (weft__j_integer(self, &out)) return weft__j_int(out);
+    if (self.kind == J_STRING && parse_int(run, self, &out)) return weft__j_int(out);
+    if (self.kind != J_FLOAT || !isfinite(self.real))
+        return call->arg[0].kind != J_ABSENT ? call->arg[0] : weft__j_int(0);
+    if (fabs(self.real) < 0x1p63) return weft__j_int((int64_t)self.real);
+    return weft__j_fail(run, WEFT_UNSUPPORTED, "an integer beyond 64 bits");
 }
 
 /* ---- any value ---- */
 
 static struct jvalue do_default(struct jrun *run, struct jcall *call)
 {
-    bool falsy = flag(run, call->arg[1], false) && !weft__j_truth(run, call->self);
+    bool falsy = flag(run, call->arg[1]) && !weft__j_truth(run, call->self);
     if (call->self.kind != J_UNDEFINED && !falsy) return call->self;
-    return given(call->arg[0]) ? call->arg[0] : weft__j_text("", 0);
+    return call->arg[0].kind != J_ABSENT ? call->arg[0] : weft__j_text("", 0);
 }
 
 static struct jvalue do_length(struct jrun *run, struct jcall *call)
 {
     int64_t length = weft__j_length(call->self);
-    if (call->self.kind == J_LOOP) length = weft__j_loop_length(run, call->self.loop);
+    if (call->self.kind == J_LOOP)
+        return weft__j_getattr(run, call->self, weft__j_literal("length"));
     if (!weft__j_tick(run, call->self.kind == J_STRING ? call->self.len : 0)) return call->self;
     if (length >= 0) return weft__j_int(length);
     return weft__j_fail(run, WEFT_INVALID, "object of type '%s' has no len()",
                         weft__j_type(call->self));
 }
 
-static struct jvalue do_attr(struct jrun *run, struct jcall *call)
+/* ---- lists: one item, all items ---- */
+
+/* mode: 0 the first, -1 the last */
+static struct jvalue do_end(struct jrun *run, struct jcall *call)
 {
-    /* Attributes only, never the keys of a mapping. */
-    struct jvalue name = weft__j_str(run, call->arg[0]), object = call->self;
-    if (run->status != WEFT_OK) return name;
-    if (object.kind == J_DICT && weft__j_method(object, name.text, name.len) == NULL)
-        return weft__j_undefined(run, object, name);
-    return weft__j_getattr(run, object, name);
+    struct jlist items;
+    struct jvalue v = call->self;
+    bool last = call->function->mode != 0;
+    if (v.kind == J_ITERATOR && last)
+        return weft__j_fail(run, WEFT_INVALID, "'generator' object is not reversible");
+    if (v.kind == J_ITERATOR && v.iterator->next < v.iterator->items.count)
+        return v.iterator->items.items[v.iterator->next++];
+    if (v.kind == J_STRING && v.len > 0) return weft__j_getitem(run, v, weft__j_int(-last));
+    if (!weft__j_iterate(run, v, &items)) return v;
+    if (items.count > 0) return items.items[last ? items.count - 1 : 0];
+    return weft__j_missing(run, last ? "No last item, sequence was empty."
+                                     : "No first item, sequence was empty.");
 }
 
+static struct jvalue list_of(struct jrun *run, struct jlist items)
+{
+    struct jvalue out = weft__j_new_list(run, J_LIST);
+    if (out.kind == J_LIST) *out.list = items;
+    return out;
+}
+
+static struct jvalue do_list(struct jrun *run, struct jcall *call)
+{
+    struct jlist items;
+    return weft__j_iterate(run, call->self, &items) ? list_of(run, items) : call->self;
+}
+
+static struct jvalue do_items(struct jrun *run, struct jcall *call)
+{
+    struct jlist items = {0};
+    struct jvalue v = call->self;
+    if (v.kind != J_DICT && v.kind != J_UNDEFINED)
+        return weft__j_fail(run, WEFT_INVALID, "Can only get item pairs from a mapping.");
+    if (v.kind == J_DICT) v.kind = J_ITEMS;
+    return weft__j_iterate(run, v, &items) ? weft__j_iterator(run, items) : v;
+}
+
+static struct jvalue do_reverse(struct jrun *run, struct jcall *call)
+{
+    struct jlist items, out = {0};
+    struct jvalue v = call->self;
+    const struct jvalue backwards[3] = {weft__j_none(), weft__j_none(), weft__j_int(-1)};
+    if (v.kind == J_STRING) return weft__j_slice(run, v, backwards);
+    if (!weft__j_iterate(run, v, &items)) return v;
+    for (uint32_t i = items.count; i > 0; i--)
+        if (!weft__j_push(run, &out, items.items[i - 1])) break;
+    return v.kind == J_ITERATOR ? list_of(run, out) : weft__j_iterator(run, out);
+}
+
+/* The value at a path "a.b.0", or at any other key; without a path the item itself. */
+static struct jvalue at_path(struct jrun *run, struct jvalue item, struct jvalue path)
+{
+    if (!given(path)) return item;
+    if (path.kind != J_STRING) return weft__j_getitem(run, item, path);
+    for (const char *p = path.text, *end = p + path.len; run->status == WEFT_OK; p++) {
+        const char *start = p;
+        int64_t number = 0;
+        bool digits = true;
+        for (; p < end && *p != '.'; p++) {
+            digits = digits && *p >= '0' && *p <= '9';
+            number = weft__min(number * 10 + *p - '0', INT32_MAX);
+        }
+        item = weft__j_getitem(run, item,
+                               digits && p > start ? weft__j_int(number)
+                                                   : weft__j_text(start, (size_t)(p - start)));
+        if (p == end) break;
+    }
+    return item;
+}
+
+/* arguments: d, attribute */
+static struct jvalue do_join(struct jrun *run, struct jcall *call)
+{
+    struct jsink sink = {0};
+    struct jlist items;
+    struct jvalue by =
+        call->arg[0].kind == J_ABSENT ? weft__j_text("", 0) : weft__j_str(run, call->arg[0]);
+    if (!weft__j_iterate(run, call->self, &items)) return by;
+    for (uint32_t i = 0; i < items.count && weft__j_tick(run, by.len); i++) {
+        if (i > 0) weft__j_write(run, &sink, by.text, by.len);
+        struct jvalue item = at_path(run, items.items[i], call->arg[1]);
+        if (run->status == WEFT_OK) weft__j_write_str(run, &sink, item);
+    }
+    return weft__j_written(&sink);
+}
+
+/* ---- order ---- */
+
+/* What to compare an item by: the value at `path`, strings without case unless cased. */
+static struct jvalue key_of(struct jrun *run, struct jvalue item, struct jvalue path, bool cased)
+{
+    struct jvalue key = at_path(run, item, path);
+    return key.kind == J_STRING && !cased ? weft__j_recase(run, key, J_LOWER) : key;
+}
+
+static struct jvalue sorted(struct jrun *run, struct jlist items, struct jvalue path, bool cased,
+                            bool reverse)
+{
+    struct jpair *pairs = weft__j_alloc(run, (size_t)items.count * sizeof *pairs);
+    struct jvalue out = weft__j_new_list(run, J_LIST);
+    for (uint32_t i = 0; pairs != NULL && i < items.count && weft__j_tick(run, 0); i++)
+        pairs[i] = (struct jpair){.key = key_of(run, items.items[i], path, cased),
+                                  .value = items.items[i]};
+    if (run->status != WEFT_OK || !weft__j_sort(run, pairs, items.count, reverse)) return out;
+    for (uint32_t i = 0; i < items.count; i++)
+        if (!weft__j_push(run, out.list, pairs[i].value)) break;
+    return out;
+}
+
+/* arguments: reverse, case_sensitive, attribute */
+static struct jvalue do_sort(struct jrun *run, struct jcall *call)
+{
+    struct jlist items;
+    struct jvalue path = call->arg[2];
+    if (path.kind == J_STRING && memchr(path.text, ',', path.len) != NULL)
+        return weft__j_fail(run, WEFT_UNSUPPORTED, "sort by several attributes");
+    if (!weft__j_iterate(run, call->self, &items)) return call->self;
+    return sorted(run, items, path, flag(run, call->arg[1]), flag(run, call->arg[0]));
+}
+
+/* arguments: case_sensitive, by, reverse */
+static struct jvalue do_dictsort(struct jrun *run, struct jcall *call)
+{
+    struct jvalue by = call->arg[1].kind == J_ABSENT ? weft__j_literal("key") : call->arg[1];
+    bool value = weft__j_is_text(by, "value");
+    struct jlist items;
+    if (!value && !weft__j_is_text(by, "key"))
+        return weft__j_fail(run, WEFT_INVALID, "You can only sort by either \"key\" or \"value\"");
+    if (call->self.kind != J_DICT)
+        return weft__j_fail(run, WEFT_INVALID, "dictsort needs a mapping, not '%s'",
+                            weft__j_type(call->self));
+    call->self.kind = J_ITEMS;
+    if (!weft__j_iterate(run, call->self, &items)) return by;
+    return sorted(run, items, weft__j_int(value), flag(run, call->arg[0]), flag(run, call->arg[2]));
+}
+
+/* mode: -1 min, 1 max; arguments: case_sensitive, attribute */
+static struct jvalue do_extreme(struct jrun *run, struct jcall *call)
+{
+    struct jlist items;
+    bool cased = flag(run, call->arg[0]);
+    int side = call->function->mode;
+    if (!weft__j_iterate(run, call->self, &items)) return call->self;
+    if (items.count == 0) return weft__j_missing(run, "No aggregated item, sequence was empty.");
+    struct jvalue best = items.items[0], best_key = key_of(run, best, call->arg[1], cased);
+    for (uint32_t i = 1; i < items.count && weft__j_tick(run, 0); i++) {
+        struct jvalue key = key_of(run, items.items[i], call->arg[1], cased);
+        if (weft__j_compare(run, key, best_key, side < 0 ? "<" : ">") != side) continue;
+        best = items.items[i];
+        best_key = key;
+    }
+    return best;
+}
+
+/* arguments: case_sensitive, attribute */
+static struct jvalue do_unique(struct jrun *run, struct jcall *call)
+{
+    struct jlist items, out = {0};
+    struct jvalue seen = weft__j_new_dict(run);
+    bool cased = flag(run, call->arg[0]);
+    if (!weft__j_iterate(run, call->self, &items)) return seen;
+    for (uint32_t i = 0; i < items.count && weft__j_tick(run, 0); i++) {
+        uint32_t before = seen.dict->count;
+        struct jvalue key = key_of(run, items.items[i], call->arg[1], cased);
+        if (!weft__j_put(run, seen.dict, key, weft__j_none())) break;
+        if (seen.dict->count > before) (void)weft__j_push(run, &out, items.items[i]);
+    }
+    return weft__j_iterator(run, out);
+}
+
+/* ---- map, select and their kin ---- */
+
+/* The arguments from `skip` on. */
+static struct jlist rest(const struct jcall *call, uint32_t skip)
+{
+    struct jlist out = {0};
+    if (call->positional.count <= skip) return out;
+    out.items = call->positional.items + skip;
+    out.count = out.cap = call->positional.count - skip;
+    return out;
+}
+
+/* The filter or test that an argument names; NULL: failed. */
+static const struct jfunction *named(struct jrun *run, const struct jcall *call, struct jvalue name,
+                                     bool filter)
+{
+    const struct jfunction *found = NULL;
+    if (name.kind == J_STRING) found = filter ? weft__j_filter(name) : weft__j_test(name);
+    if (found == NULL)
+        weft__j_fail(run, WEFT_UNSUPPORTED, "%s: no %s named '%.*s'", call->function->name,
+                     filter ? "filter" : "test",
+                     name.kind == J_STRING ? (int)weft__min(name.len, 80) : 1,
+                     name.kind == J_STRING ? name.text : "?");
+    return found;
+}
+
+/* map('filter', arguments) or map(attribute='path') */
+static struct jvalue do_map(struct jrun *run, struct jcall *call)
+{
+    struct jlist items, out = {0}, arguments = rest(call, 1);
+    const struct jfunction *filter = NULL;
+    struct jvalue *path = weft__j_find(run, &call->named, weft__j_literal("attribute"));
+    if (!weft__j_truth(run, call->self) || !weft__j_iterate(run, call->self, &items))
+        return weft__j_iterator(run, out);
+    if (call->positional.count > 0 &&
+        (filter = named(run, call, call->positional.items[0], true)) == NULL)
+        return call->self;
+    if (filter == NULL && (path == NULL || call->named.count > 1))
+        return weft__j_fail(run, WEFT_UNSUPPORTED, "map: neither a filter nor just an attribute");
+    for (uint32_t i = 0; i < items.count && weft__j_tick(run, 0); i++) {
+        struct jvalue item =
+            filter == NULL ? at_path(run, items.items[i], *path)
+                           : weft__j_apply(run, filter, items.items[i], arguments, call->named);
+        if (run->status == WEFT_OK) (void)weft__j_push(run, &out, item);
+    }
+    return weft__j_iterator(run, out);
+}
+
+enum { REJECT = 0, SELECT = 1, BY_ATTRIBUTE = 2 };
+
+/* select('test', arguments); by attribute, the first argument is a path whose value is tested. */
+static struct jvalue do_select(struct jrun *run, struct jcall *call)
+{
+    bool by_attribute = (call->function->mode & BY_ATTRIBUTE) != 0;
+    struct jlist items, out = {0}, arguments = rest(call, by_attribute);
+    const struct jfunction *test = NULL;
+    if (by_attribute && call->positional.count == 0)
+        return weft__j_fail(run, WEFT_INVALID, "Missing parameter for attribute name");
+    if (!weft__j_truth(run, call->self) || !weft__j_iterate(run, call->self, &items))
+        return weft__j_iterator(run, out);
+    if (arguments.count > 0) {
+        if ((test = named(run, call, arguments.items[0], false)) == NULL) return call->self;
+        arguments = rest(call, by_attribute + 1u);
+    }
+    for (uint32_t i = 0; i < items.count && weft__j_tick(run, 0); i++) {
+        struct jvalue tested = items.items[i];
+        if (by_attribute) tested = at_path(run, tested, call->positional.items[0]);
+        if (test != NULL && run->status == WEFT_OK)
+            tested = weft__j_apply(run, test, tested, arguments, call->named);
+        if (weft__j_truth(run, tested) == ((call->function->mode & SELECT) != 0) &&
+            run->status == WEFT_OK)
+            (void)weft__j_push(run, &out, items.items[i]);
+    }
+    return weft__j_iterator(run, out);
+}
+
+/* ---- tests ---- */
+
+static struct jvalue is_kind(struct jrun *run, struct jcall *call)
+{
+    (void)run;
+    return weft__j_bool(call->self.kind == call->function->mode);
+}
+
+static struct jvalue is_defined(struct jrun *run, struct jcall *call)
+{
+    (void)run;
+    return weft__j_bool(call->self.kind != J_UNDEFINED);
+}
+
+static struct jvalue is_truth(struct jrun *run, struct jcall *call)
+{
+    (void)run;
+    return weft__j_bool(call->self.kind == J_BOOL && call->self.truth == call->function->mode);
+}
+
+static struct jvalue is_number(struct jrun *run, struct jcall *call)
+{
+    double value;
+    (void)run;
+    return weft__j_bool(weft__j_number(call->self, &value));
+}
+
+/* mode: whether what can be iterated over but has no [] passes, too */
+static struct jvalue is_iterable(struct jrun *run, struct jcall *call)
+{
+    (void)run;
+    switch (call->self.kind) {
+    case J_STRING:
+    case J_LIST:
+    case J_TUPLE:
+    case J_RANGE:
+    case J_DICT:
+    case J_UNDEFINED:
+        return weft__j_bool(true);
+    case J_KEYS:
+    case J_VALUES:
+    case J_ITEMS:
+    case J_ITERATOR:
+    case J_LOOP:
+        return weft__j_bool(call->function->mode);
+    default:
+        return weft__j_bool(false);
+    }
+}
+
+/* mode: the remainder of a division by the argument, or by 2 */
+static struct jvalue is_divided(struct jrun *run, struct jcall *call)
+{
+    struct jvalue by = call->arg[0].kind != J_ABSENT ? call->arg[0] : weft__j_int(2);
+    struct jvalue modulo = weft__j_binary(run, J_OP_MOD, call->self, by);
+    if (run->status != WEFT_OK) return modulo;
+    return weft__j_bool(weft__j_equal(run, modulo, weft__j_int(call->function->mode)));
+}
+
+static struct jvalue is_related(struct jrun *run, struct jcall *call)
+{
+    return weft__j_bool(weft__j_relation(run, call->function->mode, call->self, call->arg[0]));
+}
+
+/* ---- tables ---- */
+
 const struct jfunction *weft__j_lookup_function(const struct jfunction *table, size_t count,
-                                                const char *name, size_t len)
+                                                struct jvalue name)
 {
     for (size_t i = 0; i < count; i++)
-        if (strlen(table[i].name) == len && memcmp(table[i].name, name, len) == 0) return &table[i];
+        if (weft__j_is_text(name, table[i].name)) return &table[i];
     return NULL;
 }
 
 static const struct jfunction filters[] = {
-    {"abs", do_abs, 0, 0, {0}},
-    {"attr", do_attr, 1, 1, {"name"}},
-    {"capitalize", do_capitalize, 0, 0, {0}},
-    {"center", do_center, 0, 1, {"width"}},
-    {"count", do_length, 0, 0, {0}},
-    {"d", do_default, 0, 2, {"default_value", "boolean"}},
-    {"default", do_default, 0, 2, {"default_value", "boolean"}},
-    {"e", do_escape, 0, 0, {0}},
-    {"escape", do_escape, 0, 0, {0}},
-    {"float", do_float, 0, 1, {"default"}},
-    {"forceescape", do_forceescape, 0, 0, {0}},
-    {"format", do_format, 0, J_VARARGS, {0}},
-    {"indent", do_indent, 0, 3, {"width", "first", "blank"}},
-    {"int", do_int, 0, 2, {"default", "base"}},
-    {"length", do_length, 0, 0, {0}},
-    {"lower", do_lower, 0, 0, {0}},
-    {"replace", do_replace, 2, 3, {"old", "new", "count"}},
-    {"round", do_round, 0, 2, {"precision", "method"}},
-    {"safe", do_safe, 0, 0, {0}},
-    {"string", do_string, 0, 0, {0}},
-    {"title", do_title, 0, 0, {0}},
-    {"tojson", do_tojson, 0, 4, {"ensure_ascii", "indent", "separators", "sort_keys"}},
-    {"trim", do_trim, 0, 1, {"chars"}},
-    {"truncate", do_truncate, 0, 4, {"length", "killwords", "end", "leeway"}},
-    {"upper", do_upper, 0, 0, {0}},
-    {"wordcount", do_wordcount, 0, 0, {0}},
+    {"capitalize", do_case, J_CAPITALIZE, 0, 0, {0}},
+    {"count", do_length, 0, 0, 0, {0}},
+    {"d", do_default, 0, 0, 2, {"default_value", "boolean"}},
+    {"default", do_default, 0, 0, 2, {"default_value", "boolean"}},
+    {"dictsort", do_dictsort, 0, 0, 3, {"case_sensitive", "by", "reverse"}},
+    {"e", do_escape, 0, 0, 0, {0}},
+    {"escape", do_escape, 0, 0, 0, {0}},
+    {"first", do_end, 0, 0, 0, {0}},
+    {"indent", do_indent, 0, 0, 3, {"width", "first", "blank"}},
+    {"int", do_int, 0, 0, 1, {"default"}},
+    {"items", do_items, 0, 0, 0, {0}},
+    {"join", do_join, 0, 0, 2, {"d", "attribute"}},
+    {"last", do_end, -1, 0, 0, {0}},
+    {"length", do_length, 0, 0, 0, {0}},
+    {"list", do_list, 0, 0, 0, {0}},
+    {"lower", do_case, J_LOWER, 0, 0, {0}},
+    {"map", do_map, 0, 0, J_VARARGS, {0}},
+    {"max", do_extreme, 1, 0, 2, {"case_sensitive", "attribute"}},
+    {"min", do_extreme, -1, 0, 2, {"case_sensitive", "attribute"}},
+    {"reject", do_select, REJECT, 0, J_VARARGS, {0}},
+    {"rejectattr", do_select, REJECT | BY_ATTRIBUTE, 0, J_VARARGS, {0}},
+    {"replace", do_replace, 0, 2, 3, {"old", "new", "count"}},
+    {"reverse", do_reverse, 0, 0, 0, {0}},
+    {"safe", do_safe, 0, 0, 0, {0}},
+    {"select", do_select, SELECT, 0, J_VARARGS, {0}},
+    {"selectattr", do_select, SELECT | BY_ATTRIBUTE, 0, J_VARARGS, {0}},
+    {"sort", do_sort, 0, 0, 3, {"reverse", "case_sensitive", "attribute"}},
+    {"string", do_string, 0, 0, 0, {0}},
+    {"title", do_title, 0, 0, 0, {0}},
+    {"tojson", weft__j_tojson, 0, 0, 4, {"ensure_ascii", "indent", "separators", "sort_keys"}},
+    {"trim", do_trim, 0, 0, 1, {"chars"}},
+    {"unique", do_unique, 0, 0, 2, {"case_sensitive", "attribute"}},
+    {"upper", do_case, J_UPPER, 0, 0, {0}},
 };
 
-const struct jfunction *weft__j_filter(const char *name, size_t len)
+static const struct jfunction tests[] = {
+    {"!=", is_related, J_OP_NE, 1, 1, {"other"}},
+    {"<", is_related, J_OP_LT, 1, 1, {"other"}},
+    {"<=", is_related, J_OP_LE, 1, 1, {"other"}},
+    {"==", is_related, J_OP_EQ, 1, 1, {"other"}},
+    {">", is_related, J_OP_GT, 1, 1, {"other"}},
+    {">=", is_related, J_OP_GE, 1, 1, {"other"}},
+    {"boolean", is_kind, J_BOOL, 0, 0, {0}},
+    {"defined", is_defined, 0, 0, 0, {0}},
+    {"divisibleby", is_divided, 0, 1, 1, {"num"}},
+    {"eq", is_related, J_OP_EQ, 1, 1, {"other"}},
+    {"equalto", is_related, J_OP_EQ, 1, 1, {"other"}},
+    {"even", is_divided, 0, 0, 0, {0}},
+    {"false", is_truth, false, 0, 0, {0}},
+    {"float", is_kind, J_FLOAT, 0, 0, {0}},
+    {"ge", is_related, J_OP_GE, 1, 1, {"other"}},
+    {"greaterthan", is_related, J_OP_GT, 1, 1, {"other"}},
+    {"gt", is_related, J_OP_GT, 1, 1, {"other"}},
+    {"in", is_related, J_OP_IN, 1, 1, {"seq"}},
+    {"integer", is_kind, J_INT, 0, 0, {0}},
+    {"iterable", is_iterable, true, 0, 0, {0}},
+    {"le", is_related, J_OP_LE, 1, 1, {"other"}},
+    {"lessthan", is_related, J_OP_LT, 1, 1, {"other"}},
+    {"lt", is_related, J_OP_LT, 1, 1, {"other"}},
+    {"mapping", is_kind, J_DICT, 0, 0, {0}},
+    {"ne", is_related, J_OP_NE, 1, 1, {"other"}},
+    {"none", is_kind, J_NONE, 0, 0, {0}},
+    {"number", is_number, 0, 0, 0, {0}},
+    {"odd", is_divided, 1, 0, 0, {0}},
+    {"sequence", is_iterable, false, 0, 0, {0}},
+    {"string", is_kind, J_STRING, 0, 0, {0}},
+    {"true", is_truth, true, 0, 0, {0}},
+    {"undefined", is_kind, J_UNDEFINED, 0, 0, {0}},
+};
+
+const struct jfunction *weft__j_filter(struct jvalue name)
 {
-    const struct jfunction *found =
-        weft__j_lookup_function(filters, WEFT__COUNT(filters), name, len);
-    return found != NULL ? found : weft__j_list_filter(name, len);
+    return weft__j_lookup_function(filters, WEFT__COUNT(filters), name);
+}
+
+const struct jfunction *weft__j_test(struct jvalue name)
+{
+    return weft__j_lookup_function(tests, WEFT__COUNT(tests), name);
 }

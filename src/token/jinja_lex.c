@@ -188,94 +188,39 @@ static int digit_value(char c)
     return 99;
 }
 
-/* The characters of a number, without its underscores. */
-struct number {
-    char text[400];
-    size_t len;
-    bool full; /* longer than any number can be */
-};
-
-static void keep(struct number *out, char c)
+static size_t skip_digits(const struct jparser *parser, size_t pos)
 {
-    out->full = out->full || out->len + 1 >= sizeof out->text;
-    if (!out->full) out->text[out->len++] = c;
-}
-
-/* Digits with single underscores between them, the first underscore allowed when `joined`. Gives
- * the position behind them. */
-static size_t digits(const struct jparser *parser, size_t pos, int base, bool joined,
-                     struct number *out)
-{
-    const char *text = parser->tmpl->text;
-    for (bool first = !joined;; first = false) {
-        size_t next = !first && at(parser, pos, "_") ? pos + 1 : pos;
-        if (next >= parser->tmpl->len || digit_value(text[next]) >= base) return pos;
-        keep(out, text[next]);
-        pos = next + 1;
-    }
-}
-
-static size_t lex_fraction(const struct jparser *parser, size_t pos, struct number *out)
-{
-    size_t start = pos, len = out->len;
-    if (at(parser, pos, ".")) {
-        keep(out, '.');
-        size_t end = digits(parser, pos + 1, 10, false, out);
-        if (end == pos + 1) {
-            out->len = len;
-            return start;
-        }
-        pos = end;
-        len = out->len;
-    }
-    if (at(parser, pos, "e") || at(parser, pos, "E")) {
-        size_t sign = mark_at(parser, pos + 1) != '\0' ? 2 : 1; /* also the `e` */
-        for (size_t i = 0; i < sign; i++) keep(out, parser->tmpl->text[pos + i]);
-        size_t end = digits(parser, pos + sign, 10, false, out);
-        if (end > pos + sign) return end;
-        out->len = len;
-    }
+    while (pos < parser->tmpl->len && digit_value(parser->tmpl->text[pos]) < 10) pos++;
     return pos;
 }
 
+/* Decimal numbers: Python's other notations are refused. */
 static void lex_number(struct jparser *parser, struct jtoken *out)
 {
-    const char *text = parser->tmpl->text;
-    size_t start = parser->pos, pos = start;
-    struct number number = {.len = 0};
-    char prefix = pos + 1 < parser->tmpl->len ? text[pos + 1] | 0x20 : ' ';
-    int base = text[pos] != '0' ? 10
-               : prefix == 'x'  ? 16
-               : prefix == 'o'  ? 8
-               : prefix == 'b'  ? 2
-                                : 10;
-    if (base != 10) pos = digits(parser, start + 2, base, true, &number);
-    if (base == 10 || pos == start + 2) { /* plain, or `0` before a name */
-        base = 10;
-        number.len = 0;
-        pos = digits(parser, start, 10, false, &number);
-        /* `x.0.1` is two subscripts, not the subscript 0.1. */
-        bool subscript = start > 0 && text[start - 1] == '.';
-        size_t end = subscript ? pos : lex_fraction(parser, pos, &number);
-        if (end > pos && !number.full) {
-            number.text[number.len] = '\0';
-            out->type = T_FLOAT;
-            out->value = weft__j_float(strtod(number.text, NULL));
-            parser->pos = end;
-            return;
-        }
-        if (text[start] == '0') /* zeros only: `01` is two tokens, which no rule accepts */
-            for (pos = start + 1; at(parser, pos, "0") || at(parser, pos, "_0");)
-                pos += at(parser, pos, "_") ? 2 : 1;
-        if (number.len > pos - start) number.len = pos - start;
-    }
-    number.text[number.len] = '\0';
-    errno = 0;
+    const char *text = parser->tmpl->text, *end = text + parser->tmpl->len;
+    size_t start = parser->pos, pos = skip_digits(parser, start), fraction;
     out->type = T_INT;
-    out->value = weft__j_int(strtoimax(number.text, NULL, base));
+    /* `x.0.1` is two subscripts, not the subscript 0.1. */
+    if (at(parser, pos, ".") && !(start > 0 && text[start - 1] == '.') &&
+        (fraction = skip_digits(parser, pos + 1)) > pos + 1) {
+        out->type = T_FLOAT;
+        pos = fraction;
+    }
+    const char *next = text + pos;
+    char digits[40];
+    bool odd = pos - start >= sizeof digits || weft__j_is_word(weft__j_char(&next, end)) ||
+               (out->type == T_INT && text[start] == '0' && pos > start + 1);
+    errno = 0;
+    if (!odd) {
+        memcpy(digits, text + start, pos - start);
+        digits[pos - start] = '\0';
+        out->value = out->type == T_FLOAT ? weft__j_float(strtod(digits, NULL))
+                                          : weft__j_int(strtoimax(digits, NULL, 10));
+    }
     parser->pos = pos;
-    if (number.full || errno == ERANGE)
-        weft__j_syntax(parser, WEFT_UNSUPPORTED, start, "a number beyond 64 bits");
+    if (odd || (out->type == T_INT && errno == ERANGE))
+        weft__j_syntax(parser, WEFT_UNSUPPORTED, start,
+                       "a number beyond 64 bits or in another notation than the decimal one");
 }
 
 /* Python's "unicode-escape" for what follows a backslash at p. Gives the position behind it, or
@@ -292,10 +237,7 @@ static const char *unescape(const char *p, const char *end, char **out)
         }
     if (c == '\n') return p + 1;
     uint32_t value = 0;
-    if (c >= '0' && c <= '7') {
-        for (int i = 0; i < 3 && p < end && *p >= '0' && *p <= '7'; i++)
-            value = value * 8 + (uint32_t)(*p++ - '0');
-    } else if (width != 0) {
+    if (width != 0) {
         p++;
         for (int i = 0; i < width; i++, p++) {
             if (p >= end || digit_value(*p) >= 16 || value > 0x10ffff) return NULL;
@@ -304,7 +246,7 @@ static const char *unescape(const char *p, const char *end, char **out)
         if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return NULL;
     } else { /* no escape: both characters stay */
         *(*out)++ = '\\';
-        return c == 'N' ? NULL : p;
+        return c == 'N' || digit_value(c) < 8 ? NULL : p;
     }
     *out += weft__utf8_put(*out, value);
     return p;
@@ -347,45 +289,29 @@ static void lex_string(struct jparser *parser, struct jtoken *out)
     out->value = weft__j_text(copy, (size_t)(to - copy));
 }
 
-static bool balance(struct jparser *parser, char c)
-{
-    static const char pairs[] = "()[]{}";
-    const char *pair = strchr(pairs, c);
-    if (pair == NULL) return true;
-    if ((pair - pairs) % 2 == 0) {
-        if (parser->open_count == J_MAX_OPEN) {
-            weft__j_syntax(parser, WEFT_TOO_LONG, parser->pos, "more than %d open brackets",
-                           J_MAX_OPEN);
-            return false;
-        }
-        parser->open[parser->open_count++] = pair[1];
-        return true;
-    }
-    char want = parser->open_count > 0 ? parser->open[--parser->open_count] : '\0';
-    if (want == c) return true;
-    if (want == '\0')
-        weft__j_syntax(parser, WEFT_FORMAT, parser->pos, "unexpected '%c'", c);
-    else
-        weft__j_syntax(parser, WEFT_FORMAT, parser->pos, "unexpected '%c', expected '%c'", c, want);
-    return false;
-}
-
-static void lex_operator(struct jparser *parser, struct jtoken *out)
+const char *weft__j_spelling(enum weft__jop op)
 {
     static const char *const spellings[] = {
 #define X(name, text) text,
         WEFT__J_OPS(X)
 #undef X
     };
-    for (size_t i = 0; i < WEFT__COUNT(spellings); i++) {
-        if (!at(parser, parser->pos, spellings[i])) continue;
-        if (!balance(parser, spellings[i][0])) return;
+    return spellings[op];
+}
+
+static void lex_operator(struct jparser *parser, struct jtoken *out)
+{
+    const char *p = parser->tmpl->text + parser->pos, *after = p;
+    for (int op = 0; op < J_OP_IN; op++) {
+        if (!at(parser, parser->pos, weft__j_spelling(op))) continue;
+        if (strchr("([{", *p) != NULL) parser->open++;
+        if (strchr(")]}", *p) != NULL && parser->open > 0) parser->open--;
         out->type = T_OP;
-        out->op = (uint8_t)i;
-        parser->pos += strlen(spellings[i]);
+        out->op = (uint8_t)op;
+        out->value = weft__j_literal(weft__j_spelling(op));
+        parser->pos += out->value.len;
         return;
     }
-    const char *p = parser->tmpl->text + parser->pos, *after = p;
     (void)weft__j_char(&after, parser->tmpl->text + parser->tmpl->len);
     weft__j_syntax(parser, WEFT_FORMAT, parser->pos, "unexpected character '%.*s'",
                    (int)(after - p), p);
@@ -397,8 +323,7 @@ static void lex_code(struct jparser *parser, struct jtoken *out)
     bool block = parser->mode == MODE_BLOCK;
     parser->pos = skip_space(parser, parser->pos);
     out->offset = (uint32_t)parser->pos;
-    size_t close =
-        parser->open_count > 0 ? 0 : tag_end(parser, parser->pos, block ? "%}" : "}}", block);
+    size_t close = parser->open > 0 ? 0 : tag_end(parser, parser->pos, block ? "%}" : "}}", block);
     if (close != 0) {
         out->type = block ? T_BLOCK_END : T_PRINT_END;
         parser->pos = close;

@@ -1,8 +1,596 @@
-/* Tokens -> statements. */
+/* Tokens -> the tree. The grammar and its oddities are those of jinja2/parser.py. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "jinja.h"
+
+static struct jnode *parse_expression(struct jparser *parser);
+static struct jnode *parse_binary(struct jparser *parser, int level);
+static struct jnode *parse_filters(struct jparser *parser, struct jnode *node);
+
+/* ---- tokens and nodes ---- */
+
+static void check_unknown(struct jparser *parser)
+{
+    const char *text = parser->tmpl->text;
+    size_t start = parser->unknown - 1, end = start;
+    const char *p = text + start;
+    while (weft__j_is_word(weft__j_char(&p, text + parser->tmpl->len))) end = (size_t)(p - text);
+    if (!parser->soft)
+        weft__j_syntax(parser, WEFT_UNSUPPORTED, start, "no filter or test named '%.*s'",
+                       (int)weft__min((int64_t)(end - start), 80), text + start);
+    parser->unknown = 0;
+}
+
+static void next_token(struct jparser *parser)
+{
+    if (parser->unknown != 0 &&
+        (parser->token.type == T_BLOCK_END || parser->token.type == T_PRINT_END))
+        check_unknown(parser);
+    parser->token = parser->ahead;
+    if (parser->token.type == T_END && parser->status != WEFT_OK) return;
+    weft__j_lex(parser, &parser->ahead);
+    if (parser->status != WEFT_OK) parser->token.type = parser->ahead.type = T_END;
+}
+
+static bool is_op(const struct jtoken *token, enum weft__jop op)
+{
+    return token->type == T_OP && token->op == op;
+}
+
+static bool is_name(const struct jtoken *token, const char *name)
+{
+    return token->type == T_NAME && weft__j_is_text(token->value, name);
+}
+
+static bool at_op(const struct jparser *parser, enum weft__jop op)
+{
+    return is_op(&parser->token, op);
+}
+
+static bool at_name(const struct jparser *parser, const char *name)
+{
+    return is_name(&parser->token, name);
+}
+
+static bool skip_op(struct jparser *parser, enum weft__jop op)
+{
+    if (!at_op(parser, op)) return false;
+    next_token(parser);
+    return true;
+}
+
+static bool skip_name(struct jparser *parser, const char *name)
+{
+    if (!at_name(parser, name)) return false;
+    next_token(parser);
+    return true;
+}
+
+static void unexpected(struct jparser *parser, const char *wanted)
+{
+    static const char *const names[] = {[T_END] = "the end of the template",
+                                        [T_DATA] = "text",
+                                        [T_BLOCK_BEGIN] = "{%",
+                                        [T_BLOCK_END] = "the end of the block",
+                                        [T_PRINT_BEGIN] = "{{",
+                                        [T_PRINT_END] = "the end of the expression",
+                                        [T_STRING] = "a string",
+                                        [T_INT] = "a number",
+                                        [T_FLOAT] = "a number"};
+    const struct jtoken *token = &parser->token;
+    if (token->type == T_NAME || token->type == T_OP)
+        weft__j_syntax(parser, WEFT_FORMAT, token->offset, "unexpected '%.*s', expected %s",
+                       (int)weft__min(token->value.len, 80), token->value.text, wanted);
+    else
+        weft__j_syntax(parser, WEFT_FORMAT, token->offset, "unexpected %s, expected %s",
+                       names[token->type], wanted);
+    parser->token.type = parser->ahead.type = T_END;
+}
+
+static void expect_op(struct jparser *parser, enum weft__jop op)
+{
+    char wanted[8];
+    (void)snprintf(wanted, sizeof wanted, "'%s'", weft__j_spelling(op));
+    if (!skip_op(parser, op)) unexpected(parser, wanted);
+}
+
+static uint32_t intern(struct jparser *parser, const char *text, size_t len)
+{
+    struct weft__template *tmpl = parser->tmpl;
+    for (uint32_t i = 0; i < tmpl->name_count; i++)
+        if (tmpl->names[i].len == len && memcmp(tmpl->names[i].text, text, len) == 0) return i;
+    if (tmpl->name_count == WEFT__TEMPLATE_MAX_NAMES) {
+        weft__j_syntax(parser, WEFT_TOO_LONG, parser->token.offset, "more than %d different names",
+                       WEFT__TEMPLATE_MAX_NAMES);
+        return 0;
+    }
+    char *copy = weft__j_parse_alloc(parser, len + 1);
+    if (copy == NULL) return 0;
+    memcpy(copy, text, len);
+    tmpl->names[tmpl->name_count] = weft__j_text(copy, len);
+    return tmpl->name_count++;
+}
+
+static uint32_t take_name(struct jparser *parser)
+{
+    struct jtoken token = parser->token;
+    if (token.type != T_NAME) {
+        unexpected(parser, "a name");
+        return 0;
+    }
+    next_token(parser);
+    return intern(parser, token.value.text, token.value.len);
+}
+
+/* A copy of `fields`; NULL when parsing has failed, so that every loop over nodes ends. */
+static struct jnode *make(struct jparser *parser, struct jnode fields)
+{
+    struct jnode *node =
+        parser->status == WEFT_OK ? weft__j_parse_alloc(parser, sizeof *node) : NULL;
+    if (node != NULL) *node = fields;
+    return node;
+}
+
+static struct jnode *node_at(struct jparser *parser, uint32_t offset, enum weft__jnode kind,
+                             struct jnode *a, struct jnode *b)
+{
+    return make(parser, (struct jnode){.kind = (uint8_t)kind, .offset = offset, .a = a, .b = b});
+}
+
+static void link(struct jnode ***tail, struct jnode *node)
+{
+    if (node == NULL) return;
+    **tail = node;
+    *tail = &node->next;
+}
+
+/* ---- primaries ---- */
+
+/* `[a, b]` and `{a: b, c: d}` */
+static struct jnode *parse_list(struct jparser *parser, enum weft__jop end, enum weft__jnode kind)
+{
+    struct jnode *items = NULL, **tail = &items;
+    uint32_t offset = parser->token.offset;
+    next_token(parser);
+    while (parser->status == WEFT_OK && !at_op(parser, end)) {
+        if (items != NULL) expect_op(parser, J_OP_COMMA);
+        if (at_op(parser, end)) break;
+        link(&tail, parse_expression(parser));
+        if (kind != N_DICT) continue;
+        expect_op(parser, J_OP_COLON);
+        link(&tail, parse_expression(parser));
+    }
+    expect_op(parser, end);
+    return node_at(parser, offset, kind, items, NULL);
+}
+
+static struct jnode *constant(struct jparser *parser, uint32_t offset, struct jvalue value)
+{
+    return make(parser, (struct jnode){.kind = N_CONST, .offset = offset, .value = value});
+}
+
+/* Adjacent strings are one, as in Python. */
+static struct jnode *parse_string(struct jparser *parser)
+{
+    uint32_t offset = parser->token.offset;
+    struct jvalue text = parser->token.value;
+    next_token(parser);
+    while (parser->token.type == T_STRING) {
+        struct jvalue more = parser->token.value;
+        char *joined = weft__j_parse_alloc(parser, (size_t)text.len + more.len);
+        if (joined == NULL) return NULL;
+        memcpy(joined, text.text, text.len);
+        memcpy(joined + text.len, more.text, more.len);
+        text = weft__j_text(joined, (size_t)text.len + more.len);
+        next_token(parser);
+    }
+    return constant(parser, offset, text);
+}
+
+static struct jnode *parse_word(struct jparser *parser, bool attributes)
+{
+    static const struct {
+        const char *name;
+        struct jvalue value;
+    } words[] = {{"true", {.kind = J_BOOL, .truth = true}},
+                 {"True", {.kind = J_BOOL, .truth = true}},
+                 {"false", {.kind = J_BOOL}},
+                 {"False", {.kind = J_BOOL}},
+                 {"none", {.kind = J_NONE}},
+                 {"None", {.kind = J_NONE}}};
+    uint32_t offset = parser->token.offset;
+    for (size_t i = 0; i < WEFT__COUNT(words); i++)
+        if (skip_name(parser, words[i].name)) return constant(parser, offset, words[i].value);
+    if (at_name(parser, "caller")) parser->uses_caller = true;
+    if (at_name(parser, "varargs") || at_name(parser, "kwargs"))
+        weft__j_syntax(parser, WEFT_UNSUPPORTED, offset, "varargs and kwargs of macros");
+    struct jnode fields = {.kind = N_NAME, .offset = offset, .name = take_name(parser)};
+    if (attributes && skip_op(parser, J_OP_DOT)) {
+        fields.kind = N_NSREF;
+        fields.value = parser->tmpl->names[take_name(parser)];
+    }
+    return make(parser, fields);
+}
+
+/* What may end a tuple, besides no comma: jinja2's is_tuple_end. */
+static bool at_tuple_end(const struct jparser *parser, bool target)
+{
+    return parser->token.type == T_PRINT_END || parser->token.type == T_BLOCK_END ||
+           at_op(parser, J_OP_RPAREN) || (target && at_name(parser, "in"));
+}
+
+static struct jnode *parse_primary(struct jparser *parser, bool attributes);
+
+enum { TUPLE_EXPRESSION, TUPLE_NO_CONDITION, TUPLE_TARGET, TUPLE_ATTRIBUTES };
+
+static struct jnode *parse_tuple(struct jparser *parser, int mode, bool parenthesised)
+{
+    struct jnode *items = NULL, **tail = &items;
+    uint32_t offset = parser->token.offset;
+    bool tuple = false, target = mode >= TUPLE_TARGET;
+    while (parser->status == WEFT_OK) {
+        if (items != NULL) expect_op(parser, J_OP_COMMA);
+        if (at_tuple_end(parser, target)) break;
+        link(&tail, target                     ? parse_primary(parser, mode == TUPLE_ATTRIBUTES)
+                    : mode == TUPLE_EXPRESSION ? parse_expression(parser)
+                                               : parse_binary(parser, 0));
+        if (!at_op(parser, J_OP_COMMA)) break;
+        tuple = true;
+    }
+    if (!tuple && items != NULL) return items;
+    if (!tuple && !parenthesised) unexpected(parser, "an expression");
+    return node_at(parser, offset, N_TUPLE, items, NULL);
+}
+
+static struct jnode *parse_primary(struct jparser *parser, bool attributes)
+{
+    struct jtoken token = parser->token;
+    switch (token.type) {
+    case T_NAME:
+        return parse_word(parser, attributes);
+    case T_STRING:
+        return parse_string(parser);
+    case T_INT:
+    case T_FLOAT:
+        next_token(parser);
+        return constant(parser, token.offset, token.value);
+    default:
+        break;
+    }
+    if (at_op(parser, J_OP_LBRACKET)) return parse_list(parser, J_OP_RBRACKET, N_LIST);
+    if (at_op(parser, J_OP_LBRACE)) return parse_list(parser, J_OP_RBRACE, N_DICT);
+    if (!skip_op(parser, J_OP_LPAREN)) {
+        unexpected(parser, "an expression");
+        return NULL;
+    }
+    struct jnode *node = parse_tuple(parser, TUPLE_EXPRESSION, true);
+    expect_op(parser, J_OP_RPAREN);
+    return node;
+}
+
+/* ---- what follows a primary ---- */
+
+static struct jnode *parse_slice(struct jparser *parser)
+{
+    struct jnode *parts[3] = {NULL, NULL, NULL};
+    uint32_t offset = parser->token.offset;
+    int count = 0;
+    for (;; count++) {
+        bool empty = at_op(parser, J_OP_COLON) ||
+                     (count > 0 && (at_op(parser, J_OP_RBRACKET) || at_op(parser, J_OP_COMMA)));
+        if (!empty) parts[count] = parse_expression(parser);
+        if (count == 2 || !skip_op(parser, J_OP_COLON)) break;
+    }
+    if (count == 0) return parts[0];
+    return make(
+        parser,
+        (struct jnode){
+            .kind = N_SLICE, .offset = offset, .a = parts[0], .b = parts[1], .c = parts[2]});
+}
+
+static struct jnode *parse_subscript(struct jparser *parser, struct jnode *object)
+{
+    struct jtoken token = parser->token;
+    struct jnode *key;
+    if (skip_op(parser, J_OP_LBRACKET)) {
+        key = parse_slice(parser);
+        if (at_op(parser, J_OP_COMMA))
+            weft__j_syntax(parser, WEFT_UNSUPPORTED, parser->token.offset,
+                           "a tuple as the subscript");
+        expect_op(parser, J_OP_RBRACKET);
+        return node_at(parser, token.offset, N_GETITEM, object, key);
+    }
+    next_token(parser); /* the point */
+    token = parser->token;
+    if (token.type == T_INT) {
+        next_token(parser);
+        key = constant(parser, token.offset, token.value);
+        return node_at(parser, token.offset, N_GETITEM, object, key);
+    }
+    return make(parser, (struct jnode){.kind = N_GETATTR,
+                                       .offset = token.offset,
+                                       .a = object,
+                                       .name = take_name(parser)});
+}
+
+static struct jnode *parse_argument(struct jparser *parser, int *last)
+{
+    struct jtoken token = parser->token;
+    int op = J_ARG_POSITIONAL;
+    uint32_t name = 0;
+    if (skip_op(parser, J_OP_MUL)) {
+        op = J_ARG_LIST;
+    } else if (at_op(parser, J_OP_POW)) {
+        weft__j_syntax(parser, WEFT_UNSUPPORTED, token.offset, "** in a call");
+    } else if (token.type == T_NAME && is_op(&parser->ahead, J_OP_ASSIGN)) {
+        op = J_ARG_NAMED;
+        name = take_name(parser);
+        next_token(parser);
+    }
+    /* Positional, named, one list: jinja2's order, but named may follow a list. */
+    if (op == J_ARG_POSITIONAL ? *last != op : op == J_ARG_LIST && *last == op)
+        weft__j_syntax(parser, WEFT_FORMAT, token.offset, "invalid syntax for function call");
+    if (op > *last) *last = op;
+    return make(parser, (struct jnode){.kind = N_ARG,
+                                       .op = (uint8_t)op,
+                                       .offset = token.offset,
+                                       .name = name,
+                                       .a = parse_expression(parser)});
+}
+
+static struct jnode *parse_arguments(struct jparser *parser)
+{
+    struct jnode *arguments = NULL, **tail = &arguments;
+    int last = J_ARG_POSITIONAL;
+    expect_op(parser, J_OP_LPAREN);
+    while (parser->status == WEFT_OK && !at_op(parser, J_OP_RPAREN)) {
+        if (arguments != NULL) expect_op(parser, J_OP_COMMA);
+        if (at_op(parser, J_OP_RPAREN)) break;
+        link(&tail, parse_argument(parser, &last));
+    }
+    expect_op(parser, J_OP_RPAREN);
+    return arguments;
+}
+
+static struct jnode *parse_call(struct jparser *parser, struct jnode *what)
+{
+    uint32_t offset = parser->token.offset;
+    return node_at(parser, offset, N_CALL, what, parse_arguments(parser));
+}
+
+/* The name of a filter or test and what it stands for, in a node without its arguments. An unknown
+ * one is an error at the end of the tag, unless it stands in an `if`: there jinja2 waits until it
+ * is used, and templates that ask for filters of other engines first rely on it. */
+static struct jnode *take_function(struct jparser *parser, enum weft__jnode kind,
+                                   struct jnode *input)
+{
+    struct jnode fields = {.kind = (uint8_t)kind, .offset = parser->token.offset, .a = input};
+    fields.name = take_name(parser);
+    struct jvalue name = parser->tmpl->names[fields.name];
+    fields.function = kind == N_FILTER ? weft__j_filter(name) : weft__j_test(name);
+    if (fields.function == NULL && parser->unknown == 0) parser->unknown = fields.offset + 1;
+    return make(parser, fields);
+}
+
+static void set_arguments(struct jnode *node, struct jnode *arguments)
+{
+    if (node != NULL) node->b = arguments;
+}
+
+static struct jnode *parse_filter(struct jparser *parser, struct jnode *input)
+{
+    struct jnode *node = take_function(parser, N_FILTER, input);
+    if (at_op(parser, J_OP_LPAREN)) set_arguments(node, parse_arguments(parser));
+    return node;
+}
+
+/* `upper|trim(...)` of a block */
+static struct jnode *block_filters(struct jparser *parser)
+{
+    struct jnode *node = NULL;
+    do node = parse_filter(parser, node);
+    while (parser->status == WEFT_OK && skip_op(parser, J_OP_PIPE));
+    return node;
+}
+
+/* A test takes its argument without parentheses too: `is divisibleby 3`. */
+static bool at_test_argument(const struct jparser *parser)
+{
+    if (parser->token.type == T_NAME)
+        return !at_name(parser, "else") && !at_name(parser, "or") && !at_name(parser, "and");
+    return parser->token.type == T_STRING || parser->token.type == T_INT ||
+           parser->token.type == T_FLOAT || at_op(parser, J_OP_LBRACKET) ||
+           at_op(parser, J_OP_LBRACE);
+}
+
+static struct jnode *parse_postfix(struct jparser *parser, struct jnode *node);
+
+static struct jnode *parse_test(struct jparser *parser, struct jnode *input)
+{
+    bool negated = skip_name(parser, "not");
+    struct jnode *node = take_function(parser, N_TEST, input);
+    uint32_t start = parser->token.offset;
+    if (at_op(parser, J_OP_LPAREN)) {
+        set_arguments(node, parse_arguments(parser));
+    } else if (at_test_argument(parser)) {
+        if (at_name(parser, "is"))
+            weft__j_syntax(parser, WEFT_FORMAT, start,
+                           "multiple tests cannot be chained with 'is'");
+        struct jnode *value = parse_postfix(parser, parse_primary(parser, false));
+        set_arguments(node, node_at(parser, start, N_ARG, value, NULL));
+    }
+    return negated && node != NULL ? node_at(parser, node->offset, N_NOT, node, NULL) : node;
+}
+
+static struct jnode *parse_postfix(struct jparser *parser, struct jnode *node)
+{
+    while (parser->status == WEFT_OK) {
+        if (at_op(parser, J_OP_DOT) || at_op(parser, J_OP_LBRACKET))
+            node = parse_subscript(parser, node);
+        else if (at_op(parser, J_OP_LPAREN))
+            node = parse_call(parser, node);
+        else
+            break;
+    }
+    return node;
+}
+
+static struct jnode *parse_filters(struct jparser *parser, struct jnode *node)
+{
+    while (parser->status == WEFT_OK) {
+        if (skip_op(parser, J_OP_PIPE))
+            node = parse_filter(parser, node);
+        else if (skip_name(parser, "is"))
+            node = parse_test(parser, node);
+        else if (at_op(parser, J_OP_LPAREN))
+            node = parse_call(parser, node);
+        else
+            break;
+    }
+    return node;
+}
+
+/* ---- operators ---- */
+
+/* One level deeper, while what nests parses itself; false: too deep. */
+static bool nest(struct jparser *parser)
+{
+    if (++parser->nesting > WEFT__TEMPLATE_MAX_NESTING)
+        weft__j_syntax(parser, WEFT_TOO_LONG, parser->token.offset,
+                       "expressions nested more than %d deep", WEFT__TEMPLATE_MAX_NESTING);
+    return parser->status == WEFT_OK;
+}
+
+static struct jnode *parse_unary(struct jparser *parser, bool filters)
+{
+    uint32_t offset = parser->token.offset;
+    bool minus = skip_op(parser, J_OP_SUB);
+    struct jnode *node;
+    if (minus || skip_op(parser, J_OP_ADD)) {
+        struct jnode *operand = nest(parser) ? parse_unary(parser, false) : NULL;
+        parser->nesting--;
+        node = node_at(parser, offset, minus ? N_NEG : N_POS, operand, NULL);
+    } else {
+        node = parse_primary(parser, false);
+    }
+    node = parse_postfix(parser, node);
+    return filters ? parse_filters(parser, node) : node;
+}
+
+/* From loose to tight; and what stands between the levels: a `not` before its operand, comparisons
+ * in chains. `~` binds tighter than `+`, as in jinja2. */
+enum {
+    LEVEL_OR,
+    LEVEL_AND,
+    LEVEL_NOT,
+    LEVEL_COMPARE,
+    LEVEL_SUM,
+    LEVEL_CONCAT,
+    LEVEL_PRODUCT,
+    LEVELS
+};
+
+/* The operator of a level at the current token, moving behind it; -1: none. */
+static int take_operator(struct jparser *parser, int level)
+{
+    static const struct {
+        uint8_t level, op;
+    } ops[] = {{LEVEL_COMPARE, J_OP_EQ},  {LEVEL_COMPARE, J_OP_NE},  {LEVEL_COMPARE, J_OP_LT},
+               {LEVEL_COMPARE, J_OP_LE},  {LEVEL_COMPARE, J_OP_GT},  {LEVEL_COMPARE, J_OP_GE},
+               {LEVEL_SUM, J_OP_ADD},     {LEVEL_SUM, J_OP_SUB},     {LEVEL_CONCAT, J_OP_TILDE},
+               {LEVEL_PRODUCT, J_OP_MUL}, {LEVEL_PRODUCT, J_OP_DIV}, {LEVEL_PRODUCT, J_OP_FLOORDIV},
+               {LEVEL_PRODUCT, J_OP_MOD}};
+    if (level == LEVEL_OR) return skip_name(parser, "or") ? J_OP_OR : -1;
+    if (level == LEVEL_AND) return skip_name(parser, "and") ? J_OP_AND : -1;
+    for (size_t i = 0; i < WEFT__COUNT(ops); i++)
+        if (ops[i].level == level && skip_op(parser, ops[i].op)) return ops[i].op;
+    if (level != LEVEL_COMPARE) return -1;
+    if (skip_name(parser, "in")) return J_OP_IN;
+    if (!at_name(parser, "not") || !is_name(&parser->ahead, "in")) return -1;
+    next_token(parser);
+    next_token(parser);
+    return J_OP_NOT_IN;
+}
+
+/* A chain of comparisons, or of parts to concatenate, is one node. */
+static struct jnode *parse_chain(struct jparser *parser, int level)
+{
+    uint32_t offset = parser->token.offset;
+    struct jnode *first = parse_binary(parser, level + 1), *rest = NULL, **tail = &rest;
+    if (level == LEVEL_COMPARE) offset = parser->token.offset;
+    for (int op; parser->status == WEFT_OK && (op = take_operator(parser, level)) >= 0;) {
+        struct jnode fields = {.kind = N_OPERAND, .op = (uint8_t)op};
+        fields.a = parse_binary(parser, level + 1);
+        fields.offset = parser->token.offset;
+        link(&tail, make(parser, fields));
+    }
+    if (rest == NULL) return first;
+    return node_at(parser, offset, level == LEVEL_COMPARE ? N_COMPARE : N_CONCAT, first, rest);
+}
+
+static struct jnode *parse_binary(struct jparser *parser, int level)
+{
+    uint32_t offset = parser->token.offset;
+    if (level == LEVEL_COMPARE || level == LEVEL_CONCAT) return parse_chain(parser, level);
+    if (level == LEVELS) {
+        struct jnode *operand = parse_unary(parser, true);
+        if (at_op(parser, J_OP_POW))
+            weft__j_syntax(parser, WEFT_UNSUPPORTED, parser->token.offset, "the operator **");
+        return operand;
+    }
+    if (level == LEVEL_NOT) {
+        if (!skip_name(parser, "not")) return parse_binary(parser, level + 1);
+        struct jnode *operand = nest(parser) ? parse_binary(parser, level) : NULL;
+        parser->nesting--;
+        return node_at(parser, offset, N_NOT, operand, NULL);
+    }
+    struct jnode *left = parse_binary(parser, level + 1);
+    offset = parser->token.offset;
+    for (int op; parser->status == WEFT_OK && (op = take_operator(parser, level)) >= 0;
+         offset = parser->token.offset) {
+        struct jnode fields = {.kind = N_BINARY, .op = (uint8_t)op, .offset = offset, .a = left};
+        fields.b = parse_binary(parser, level + 1);
+        left = make(parser, fields);
+    }
+    return left;
+}
+
+static struct jnode *parse_expression(struct jparser *parser)
+{
+    uint32_t unknown = parser->unknown, offset;
+    struct jnode *node = nest(parser) ? parse_binary(parser, LEVEL_OR) : NULL;
+    while (offset = parser->token.offset, skip_name(parser, "if")) {
+        struct jnode fields = {.kind = N_COND, .offset = offset, .b = node};
+        fields.a = parse_binary(parser, LEVEL_OR);
+        if (skip_name(parser, "else")) fields.c = parse_expression(parser);
+        node = make(parser, fields);
+        parser->unknown = unknown;
+    }
+    parser->nesting--;
+    return node;
+}
+
+static bool assignable(const struct jnode *node)
+{
+    if (node == NULL) return true;
+    if (node->kind != N_TUPLE) return node->kind == N_NAME || node->kind == N_NSREF;
+    for (const struct jnode *item = node->a; item != NULL; item = item->next)
+        if (!assignable(item)) return false;
+    return true;
+}
+
+static struct jnode *parse_target(struct jparser *parser, bool attributes)
+{
+    uint32_t offset = parser->token.offset;
+    struct jnode *node = parse_tuple(parser, attributes ? TUPLE_ATTRIBUTES : TUPLE_TARGET, false);
+    if (!assignable(node))
+        weft__j_syntax(parser, WEFT_FORMAT, offset, "cannot assign to this expression");
+    return node;
+}
+
+/* ---- statements ---- */
 
 /* Parses statements up to one of the tags in `ends` (NULL-terminated), which is left current;
  * ends NULL: up to the end of the template. soft: see jparser. */
@@ -11,9 +599,9 @@ static struct jnode *parse_body(struct jparser *parser, const char *const *ends,
 static void end_tag(struct jparser *parser)
 {
     if (parser->token.type == T_BLOCK_END)
-        weft__j_next(parser);
+        next_token(parser);
     else
-        weft__j_unexpected(parser, "the end of the block");
+        unexpected(parser, "the end of the block");
 }
 
 /* The body of a block up to {% end %}, whose name is consumed. */
@@ -22,254 +610,164 @@ static struct jnode *block_body(struct jparser *parser, const char *end)
     const char *const ends[] = {end, NULL};
     end_tag(parser);
     struct jnode *body = parse_body(parser, ends, false);
-    weft__j_next(parser);
+    next_token(parser);
     return body;
 }
 
 static struct jnode *parse_for(struct jparser *parser)
 {
     static const char *const ends[] = {"endfor", "else", NULL};
-    struct jnode *node = weft__j_node(parser, S_FOR, NULL, NULL);
-    struct jnode *target = weft__j_target(parser, false);
-    if (!weft__j_skip_name(parser, "in")) weft__j_unexpected(parser, "'in'");
-    struct jnode *items = weft__j_tuple(parser, true);
-    struct jnode *condition = weft__j_skip_name(parser, "if") ? weft__j_expression(parser) : NULL;
-    bool recursive = weft__j_skip_name(parser, "recursive");
+    struct jnode fields = {.kind = S_FOR, .offset = parser->token.offset};
+    fields.a = parse_target(parser, false);
+    if (!skip_name(parser, "in")) unexpected(parser, "'in'");
+    fields.b = parse_tuple(parser, TUPLE_NO_CONDITION, false);
+    if (skip_name(parser, "if")) fields.c = parse_expression(parser);
+    if (at_name(parser, "recursive"))
+        weft__j_syntax(parser, WEFT_UNSUPPORTED, parser->token.offset, "a recursive loop");
     end_tag(parser);
     parser->loops++;
-    struct jnode *body = parse_body(parser, ends, false);
+    fields.d = parse_body(parser, ends, false);
     parser->loops--;
-    struct jnode *otherwise = NULL;
-    if (weft__j_skip_name(parser, "else"))
-        otherwise = block_body(parser, "endfor");
+    if (skip_name(parser, "else"))
+        fields.e = block_body(parser, "endfor");
     else
-        weft__j_next(parser);
-    if (node == NULL) return NULL;
-    node->a = target;
-    node->b = items;
-    node->c = condition;
-    node->d = body;
-    node->e = otherwise;
-    node->op = recursive;
-    return node;
+        next_token(parser);
+    return make(parser, fields);
 }
 
 static struct jnode *parse_if(struct jparser *parser)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
-    struct jnode *node = weft__j_node(parser, S_IF, NULL, NULL), *branches = NULL;
-    struct jnode **tail = &branches;
-    bool more = true;
-    while (more && parser->status == WEFT_OK) {
-        struct jnode *branch = weft__j_node(parser, S_BRANCH, NULL, NULL);
+    struct jnode *branches = NULL, **tail = &branches;
+    uint32_t offset = parser->token.offset;
+    for (bool more = true, last = false; more && parser->status == WEFT_OK;) {
+        struct jnode branch = {.kind = S_BRANCH, .offset = parser->token.offset};
         bool soft = parser->soft;
         parser->soft = true;
-        struct jnode *condition = weft__j_tuple(parser, true);
+        if (!last) branch.a = parse_tuple(parser, TUPLE_NO_CONDITION, false);
         end_tag(parser);
         parser->soft = soft;
-        struct jnode *body = parse_body(parser, ends, true);
-        if (branch == NULL) break;
-        branch->a = condition;
-        branch->b = body;
-        weft__j_link(&tail, branch);
-        more = weft__j_skip_name(parser, "elif");
+        branch.b = parse_body(parser, ends, true);
+        link(&tail, make(parser, branch));
+        if (last && !at_name(parser, "endif")) unexpected(parser, "'endif'");
+        last = at_name(parser, "else");
+        more = !at_name(parser, "endif");
+        next_token(parser);
     }
-    if (weft__j_skip_name(parser, "else")) {
-        struct jnode *branch = weft__j_node(parser, S_BRANCH, NULL, NULL);
-        end_tag(parser);
-        struct jnode *body = parse_body(parser, ends, true);
-        if (!weft__j_skip_name(parser, "endif")) weft__j_unexpected(parser, "'endif'");
-        if (branch != NULL) branch->b = body;
-        weft__j_link(&tail, branch);
-    } else {
-        weft__j_next(parser);
-    }
-    if (node != NULL) node->a = branches;
-    return node;
+    return node_at(parser, offset, S_IF, branches, NULL);
 }
 
 static struct jnode *parse_set(struct jparser *parser)
 {
-    struct jnode *node = weft__j_node(parser, S_SET, NULL, NULL);
-    struct jnode *target = weft__j_target(parser, true);
-    if (weft__j_skip_op(parser, J_OP_ASSIGN)) {
-        struct jnode *value = weft__j_tuple(parser, false);
-        if (node == NULL) return NULL;
-        node->a = target;
-        node->b = value;
-        return node;
+    struct jnode fields = {.kind = S_SET, .offset = parser->token.offset};
+    fields.a = parse_target(parser, true);
+    if (skip_op(parser, J_OP_ASSIGN)) {
+        fields.b = parse_tuple(parser, TUPLE_EXPRESSION, false);
+    } else {
+        fields.kind = S_CAPTURE;
+        if (skip_op(parser, J_OP_PIPE)) fields.b = block_filters(parser);
+        fields.c = block_body(parser, "endset");
     }
-    struct jnode *filters = weft__j_skip_op(parser, J_OP_PIPE) ? weft__j_filters(parser) : NULL;
-    struct jnode *body = block_body(parser, "endset");
-    if (node == NULL) return NULL;
-    node->kind = S_CAPTURE;
-    node->a = target;
-    node->b = filters;
-    node->c = body;
-    return node;
+    return make(parser, fields);
 }
 
 static struct jnode *parse_parameters(struct jparser *parser)
 {
     struct jnode *parameters = NULL, **tail = &parameters;
     bool defaults = false;
-    weft__j_expect_op(parser, J_OP_LPAREN);
-    while (parser->status == WEFT_OK && !weft__j_at_op(parser, J_OP_RPAREN)) {
-        if (parameters != NULL) weft__j_expect_op(parser, J_OP_COMMA);
-        struct jnode *node = weft__j_node(parser, N_PARAM, NULL, NULL);
-        uint32_t name = weft__j_take_name(parser), offset = parser->token.offset;
-        bool has_default = weft__j_skip_op(parser, J_OP_ASSIGN);
-        struct jnode *value = has_default ? weft__j_expression(parser) : NULL;
-        if (defaults && !has_default)
-            weft__j_syntax(parser, WEFT_FORMAT, offset,
+    expect_op(parser, J_OP_LPAREN);
+    while (parser->status == WEFT_OK && !at_op(parser, J_OP_RPAREN)) {
+        if (parameters != NULL) expect_op(parser, J_OP_COMMA);
+        struct jnode fields = {.kind = N_PARAM, .offset = parser->token.offset};
+        fields.name = take_name(parser);
+        if (skip_op(parser, J_OP_ASSIGN))
+            fields.a = parse_expression(parser);
+        else if (defaults)
+            weft__j_syntax(parser, WEFT_FORMAT, parser->token.offset,
                            "non-default argument follows default argument");
-        defaults = has_default;
-        if (node == NULL) break;
-        node->name = name;
-        node->a = value;
-        weft__j_link(&tail, node);
+        defaults = fields.a != NULL;
+        link(&tail, make(parser, fields));
     }
-    weft__j_expect_op(parser, J_OP_RPAREN);
+    expect_op(parser, J_OP_RPAREN);
     return parameters;
 }
 
 /* The part of macros and call blocks from the parameters on. A macro's body is no part of the loop
- * around it, and what it says of caller, varargs and kwargs is noted. */
-static void macro_rest(struct jparser *parser, struct jnode *node, struct jnode *parameters,
-                       const char *end)
+ * around it, and whether it speaks of caller is noted. */
+static struct jnode *macro_rest(struct jparser *parser, struct jnode fields, const char *end)
 {
     int loops = parser->loops;
-    uint8_t uses = parser->uses;
+    bool uses_caller = parser->uses_caller;
     parser->loops = 0;
-    parser->uses = 0;
-    struct jnode *body = block_body(parser, end);
-    if (node != NULL) {
-        node->op = parser->uses;
-        node->a = parameters;
-        node->b = body;
-    }
+    parser->uses_caller = false;
+    fields.kind = S_MACRO;
+    fields.b = block_body(parser, end);
+    fields.op = parser->uses_caller;
     parser->loops = loops;
-    parser->uses |= uses;
+    parser->uses_caller |= uses_caller;
+    return make(parser, fields);
 }
 
 static struct jnode *parse_macro(struct jparser *parser)
 {
-    struct jnode *node = weft__j_node(parser, S_MACRO, NULL, NULL);
-    uint32_t name = weft__j_take_name(parser);
-    struct jnode *parameters = parse_parameters(parser);
-    macro_rest(parser, node, parameters, "endmacro");
-    if (node != NULL) node->name = name;
-    return node;
+    struct jnode fields = {.offset = parser->token.offset};
+    fields.name = take_name(parser);
+    fields.a = parse_parameters(parser);
+    return macro_rest(parser, fields, "endmacro");
 }
 
 static struct jnode *parse_call_block(struct jparser *parser)
 {
-    struct jnode *node = weft__j_node(parser, S_CALL, NULL, NULL);
-    struct jnode *macro = weft__j_node(parser, S_MACRO, NULL, NULL);
-    struct jnode *parameters = weft__j_at_op(parser, J_OP_LPAREN) ? parse_parameters(parser) : NULL;
+    struct jnode macro = {.offset = parser->token.offset, .name = J_NAME_CALLER};
+    if (at_op(parser, J_OP_LPAREN)) macro.a = parse_parameters(parser);
     uint32_t offset = parser->token.offset;
-    struct jnode *call = weft__j_expression(parser);
+    struct jnode *call = parse_expression(parser);
     if (call != NULL && call->kind != N_CALL)
         weft__j_syntax(parser, WEFT_FORMAT, offset, "expected a call");
-    macro_rest(parser, macro, parameters, "endcall");
-    if (node == NULL || macro == NULL) return NULL;
-    macro->name = J_NAME_CALLER;
-    node->a = call;
-    node->b = macro;
-    return node;
+    return node_at(parser, macro.offset, S_CALL, call, macro_rest(parser, macro, "endcall"));
 }
 
 static struct jnode *parse_filter_block(struct jparser *parser)
 {
-    struct jnode *node = weft__j_node(parser, S_FILTER, NULL, NULL);
-    struct jnode *filters = weft__j_filters(parser);
-    struct jnode *body = block_body(parser, "endfilter");
-    if (node == NULL) return NULL;
-    node->a = filters;
-    node->b = body;
-    return node;
-}
-
-static struct jnode *parse_with(struct jparser *parser)
-{
-    struct jnode *node = weft__j_node(parser, S_WITH, NULL, NULL), *sets = NULL, **tail = &sets;
-    while (parser->status == WEFT_OK && parser->token.type != T_BLOCK_END) {
-        if (sets != NULL) weft__j_expect_op(parser, J_OP_COMMA);
-        struct jnode *set = weft__j_node(parser, S_SET, NULL, NULL);
-        uint32_t name = weft__j_take_name(parser);
-        struct jnode *target = weft__j_node(parser, N_NAME, NULL, NULL);
-        weft__j_expect_op(parser, J_OP_ASSIGN);
-        struct jnode *value = weft__j_expression(parser);
-        if (set == NULL || target == NULL) break;
-        target->name = name;
-        set->a = target;
-        set->b = value;
-        weft__j_link(&tail, set);
-    }
-    struct jnode *body = block_body(parser, "endwith");
-    if (node == NULL) return NULL;
-    node->a = sets;
-    node->b = body;
-    return node;
+    uint32_t offset = parser->token.offset;
+    struct jnode *filters = block_filters(parser);
+    return node_at(parser, offset, S_FILTER, filters, block_body(parser, "endfilter"));
 }
 
 /* Marks assistant text for training in Hugging Face's environment; here only its body counts. */
 static struct jnode *parse_generation(struct jparser *parser)
 {
-    struct jnode *node = weft__j_node(parser, S_WITH, NULL, NULL);
-    struct jnode *body = block_body(parser, "endgeneration");
-    if (node != NULL) node->b = body;
-    return node;
+    uint32_t offset = parser->token.offset;
+    return node_at(parser, offset, S_SCOPE, NULL, block_body(parser, "endgeneration"));
 }
 
-static struct jnode *parse_print(struct jparser *parser)
-{
-    struct jnode *list = NULL, **tail = &list;
-    while (parser->status == WEFT_OK && parser->token.type != T_BLOCK_END) {
-        if (list != NULL) weft__j_expect_op(parser, J_OP_COMMA);
-        weft__j_link(&tail, weft__j_node(parser, S_PRINT, weft__j_expression(parser), NULL));
-    }
-    return list;
-}
-
-static struct jnode *parse_break(struct jparser *parser)
+static struct jnode *parse_jump(struct jparser *parser, enum weft__jnode kind)
 {
     if (parser->loops == 0)
-        weft__j_syntax(parser, WEFT_FORMAT, parser->token.offset, "'break' outside a loop");
-    return weft__j_node(parser, S_BREAK, NULL, NULL);
+        weft__j_syntax(parser, WEFT_FORMAT, parser->token.offset, "a jump outside a loop");
+    return node_at(parser, parser->token.offset, kind, NULL, NULL);
 }
+
+static struct jnode *parse_break(struct jparser *parser) { return parse_jump(parser, S_BREAK); }
 
 static struct jnode *parse_continue(struct jparser *parser)
 {
-    if (parser->loops == 0)
-        weft__j_syntax(parser, WEFT_FORMAT, parser->token.offset, "'continue' outside a loop");
-    return weft__j_node(parser, S_CONTINUE, NULL, NULL);
+    return parse_jump(parser, S_CONTINUE);
 }
 
 static const struct {
     const char *name;
-    struct jnode *(*parse)(struct jparser *parser); /* NULL: Jinja knows it, weft does not */
+    struct jnode *(*parse)(struct jparser *parser);
 } tags[] = {
-    {"for", parse_for},
-    {"if", parse_if},
-    {"set", parse_set},
-    {"macro", parse_macro},
-    {"call", parse_call_block},
-    {"filter", parse_filter_block},
-    {"with", parse_with},
-    {"generation", parse_generation},
-    {"print", parse_print},
     {"break", parse_break},
+    {"call", parse_call_block},
     {"continue", parse_continue},
-    {"include", NULL},
-    {"import", NULL},
-    {"from", NULL},
-    {"extends", NULL},
-    {"block", NULL},
-    {"autoescape", NULL},
-    {"do", NULL},
-    {"trans", NULL},
-    {"debug", NULL},
+    {"filter", parse_filter_block},
+    {"for", parse_for},
+    {"generation", parse_generation},
+    {"if", parse_if},
+    {"macro", parse_macro},
+    {"set", parse_set},
 };
 
 /* A tag, behind its `{%`, up to and including its last `%}`. */
@@ -278,13 +776,12 @@ static struct jnode *parse_tag(struct jparser *parser, const char *const *ends)
     struct jtoken token = parser->token;
     int length = (int)weft__min(token.value.len, 80);
     if (token.type != T_NAME) {
-        weft__j_unexpected(parser, "the name of a tag");
+        unexpected(parser, "the name of a tag");
         return NULL;
     }
     for (size_t i = 0; i < WEFT__COUNT(tags); i++) {
-        if (!weft__j_at_name(parser, tags[i].name)) continue;
-        if (tags[i].parse == NULL) break;
-        weft__j_next(parser);
+        if (!at_name(parser, tags[i].name)) continue;
+        next_token(parser);
         struct jnode *node = tags[i].parse(parser);
         end_tag(parser);
         return node;
@@ -302,41 +799,36 @@ static struct jnode *parse_tag(struct jparser *parser, const char *const *ends)
 static bool at_end_tag(const struct jparser *parser, const char *const *ends)
 {
     for (; ends != NULL && *ends != NULL; ends++)
-        if (weft__j_at_name(parser, *ends)) return true;
+        if (at_name(parser, *ends)) return true;
     return false;
 }
 
 static struct jnode *parse_piece(struct jparser *parser, const char *const *ends, bool *done)
 {
-    struct jnode *node = NULL;
-    switch (parser->token.type) {
-    case T_DATA:
-        node = weft__j_node(parser, S_DATA, NULL, NULL);
-        if (node != NULL) node->value = parser->token.value;
-        weft__j_next(parser);
-        return node;
-    case T_PRINT_BEGIN:
-        weft__j_next(parser);
-        node = weft__j_node(parser, S_PRINT, NULL, NULL);
-        struct jnode *value = weft__j_tuple(parser, false);
-        if (node != NULL) node->a = value;
-        if (parser->token.type == T_PRINT_END)
-            weft__j_next(parser);
-        else
-            weft__j_unexpected(parser, "the end of the expression");
-        return node;
-    case T_BLOCK_BEGIN:
-        weft__j_next(parser);
+    struct jnode fields = {.offset = parser->token.offset, .value = parser->token.value};
+    uint8_t type = parser->token.type;
+    *done = type == T_END;
+    if (*done && ends != NULL && parser->status == WEFT_OK)
+        weft__j_syntax(parser, WEFT_FORMAT, fields.offset,
+                       "unexpected end of the template, the innermost open block wants '%s'",
+                       ends[0]);
+    if (*done) return NULL;
+    next_token(parser);
+    if (type == T_BLOCK_BEGIN) {
         *done = at_end_tag(parser, ends);
         return *done ? NULL : parse_tag(parser, ends);
-    default:
-        *done = true;
-        if (ends != NULL && parser->status == WEFT_OK)
-            weft__j_syntax(parser, WEFT_FORMAT, parser->token.offset,
-                           "unexpected end of the template, the innermost open block wants '%s'",
-                           ends[0]);
-        return NULL;
     }
+    fields.kind = S_DATA;
+    if (type == T_PRINT_BEGIN) {
+        fields.kind = S_PRINT;
+        fields.offset = parser->token.offset;
+        fields.a = parse_tuple(parser, TUPLE_EXPRESSION, false);
+        if (parser->token.type == T_PRINT_END)
+            next_token(parser);
+        else
+            unexpected(parser, "the end of the expression");
+    }
+    return make(parser, fields);
 }
 
 static struct jnode *parse_body(struct jparser *parser, const char *const *ends, bool soft)
@@ -348,8 +840,7 @@ static struct jnode *parse_body(struct jparser *parser, const char *const *ends,
         weft__j_syntax(parser, WEFT_TOO_LONG, parser->token.offset,
                        "blocks nested more than %d deep", WEFT__TEMPLATE_MAX_NESTING);
     while (!done && parser->status == WEFT_OK) {
-        weft__j_link(&tail, parse_piece(parser, ends, &done));
-        while (*tail != NULL) tail = &(*tail)->next; /* one print tag is several statements */
+        link(&tail, parse_piece(parser, ends, &done));
     }
     parser->blocks--;
     parser->soft = outer;
@@ -389,14 +880,10 @@ weft_status weft__template_parse(const char *name, const char *text, size_t len,
     if (tmpl->name == NULL || tmpl->text == NULL) {
         parser.status = weft__fail_oom(err, len, name);
     } else {
-        static const char *const special[] = {[J_NAME_LOOP] = "loop",
-                                              [J_NAME_CALLER] = "caller",
-                                              [J_NAME_VARARGS] = "varargs",
-                                              [J_NAME_KWARGS] = "kwargs"};
-        for (size_t i = 0; i < WEFT__COUNT(special); i++)
-            (void)weft__j_intern(&parser, special[i], strlen(special[i]));
-        weft__j_next(&parser);
-        weft__j_next(&parser);
+        (void)intern(&parser, "loop", 4);   /* J_NAME_LOOP */
+        (void)intern(&parser, "caller", 6); /* J_NAME_CALLER */
+        next_token(&parser);
+        next_token(&parser);
         tmpl->body = parse_body(&parser, NULL, false);
     }
     if (parser.status != WEFT_OK) {

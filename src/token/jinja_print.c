@@ -56,23 +56,11 @@ void weft__j_puts(struct jrun *run, struct jsink *sink, const char *text)
 
 void weft__j_fill(struct jrun *run, struct jsink *sink, struct jvalue unit, int64_t times)
 {
-    struct jsink all = {0};
-    if (times <= 0 || unit.len == 0) return;
-    if (times < 16) { /* most are an indentation */
-        for (int64_t i = 0; i < times; i++) weft__j_write(run, sink, unit.text, unit.len);
-        return;
+    for (int64_t i = 0; i < times && unit.len > 0 && run->status == WEFT_OK; i++) {
+        weft__j_write(run, sink, unit.text, unit.len); /* fails before long */
+        run->steps += i % 64 == 0;
     }
-    if (times > WEFT__TEMPLATE_MAX_OUTPUT / unit.len) {
-        (void)new_grow(run, (size_t)WEFT__TEMPLATE_MAX_OUTPUT + 1, 0); /* says so */
-        return;
-    }
-    uint32_t total = unit.len * (uint32_t)times;
-    weft__j_write(run, &all, unit.text, unit.len);
-    while (weft__j_tick(run, total) && all.grow->used < total) {
-        uint32_t left = total - all.grow->used;
-        weft__j_write(run, &all, all.grow->text, left < all.grow->used ? left : all.grow->used);
-    }
-    if (run->status == WEFT_OK) weft__j_write(run, sink, all.grow->text, total);
+    (void)weft__j_tick(run, 0);
 }
 
 struct jvalue weft__j_written(struct jsink *sink)
@@ -110,7 +98,7 @@ struct jvalue weft__j_concat(struct jrun *run, struct jvalue a, struct jvalue b)
 
 /* ---- numbers ---- */
 
-void weft__j_write_float(struct jrun *run, struct jsink *sink, double value, bool json)
+static void write_float(struct jrun *run, struct jsink *sink, double value, bool json)
 {
     char digits[40], out[48], *p = out;
     if (isnan(value) || isinf(value)) {
@@ -205,31 +193,8 @@ static void repr_dict(struct jrun *run, struct jsink *sink, const struct jdict *
     weft__j_puts(run, sink, "}");
 }
 
-static void repr_range(struct jrun *run, struct jsink *sink, const struct jrange *range)
-{
-    weft__j_puts(run, sink, "range(");
-    write_int(run, sink, range->start);
-    weft__j_puts(run, sink, ", ");
-    write_int(run, sink, range->stop);
-    if (range->step != 1) {
-        weft__j_puts(run, sink, ", ");
-        write_int(run, sink, range->step);
-    }
-    weft__j_puts(run, sink, ")");
-}
-
-static void repr_loop(struct jrun *run, struct jsink *sink, struct jloop *loop)
-{
-    weft__j_puts(run, sink, "<LoopContext ");
-    write_int(run, sink, loop->index0 + 1);
-    weft__j_puts(run, sink, "/");
-    write_int(run, sink, weft__j_loop_length(run, loop));
-    weft__j_puts(run, sink, ">");
-}
-
 static void write_compound(struct jrun *run, struct jsink *sink, struct jvalue v)
 {
-    struct jname name;
     switch (v.kind) {
     case J_LIST:
     case J_TUPLE:
@@ -246,27 +211,8 @@ static void write_compound(struct jrun *run, struct jsink *sink, struct jvalue v
         repr_items(run, sink, v);
         weft__j_puts(run, sink, ")");
         break;
-    case J_RANGE:
-        repr_range(run, sink, v.range);
-        break;
-    case J_NAMESPACE:
-        weft__j_puts(run, sink, "<Namespace ");
-        repr_dict(run, sink, v.dict);
-        weft__j_puts(run, sink, ">");
-        break;
-    case J_LOOP:
-        repr_loop(run, sink, v.loop);
-        break;
-    case J_MACRO:
-        name = run->tmpl->names[v.macro->node->name];
-        weft__j_puts(run, sink, "<Macro ");
-        repr_text(run, sink, weft__j_text(name.text, name.len));
-        weft__j_puts(run, sink, ">");
-        break;
-    default: /* Python shows an address here, which no template can want */
-        weft__j_puts(run, sink, "<");
-        weft__j_puts(run, sink, weft__j_type(v));
-        weft__j_puts(run, sink, ">");
+    default: /* mostly an address, which no template can want */
+        weft__j_fail(run, WEFT_UNSUPPORTED, "printing a %s", weft__j_type(v));
     }
 }
 
@@ -284,7 +230,7 @@ void weft__j_write_repr(struct jrun *run, struct jsink *sink, struct jvalue v)
         write_int(run, sink, v.integer);
         break;
     case J_FLOAT:
-        weft__j_write_float(run, sink, v.real, false);
+        write_float(run, sink, v.real, false);
         break;
     case J_STRING:
         repr_text(run, sink, v);
@@ -383,11 +329,6 @@ static void json_key(struct jrun *run, struct jsink *sink, const struct json_sty
     }
 }
 
-static int order_keys(struct jrun *run, const struct jpair *a, const struct jpair *b)
-{
-    return weft__j_compare(run, a->key, b->key, "<") < 0 ? -1 : 0;
-}
-
 static void json_dict(struct jrun *run, struct jsink *sink, const struct json_style *style,
                       const struct jdict *dict, int level)
 {
@@ -396,7 +337,7 @@ static void json_dict(struct jrun *run, struct jsink *sink, const struct json_st
         pairs = weft__j_alloc(run, dict->count * sizeof *pairs);
         if (pairs == NULL) return;
         memcpy(pairs, dict->pairs, dict->count * sizeof *pairs);
-        if (!weft__j_sort(run, pairs, dict->count, order_keys)) return;
+        if (!weft__j_sort(run, pairs, dict->count, false)) return;
     }
     weft__j_puts(run, sink, "{");
     for (uint32_t i = 0; i < dict->count && run->status == WEFT_OK; i++) {
@@ -438,7 +379,7 @@ static void json_value(struct jrun *run, struct jsink *sink, const struct json_s
         write_int(run, sink, v.integer);
         break;
     case J_FLOAT:
-        weft__j_write_float(run, sink, v.real, true);
+        write_float(run, sink, v.real, true);
         break;
     case J_STRING:
         json_text(run, sink, v, style->ascii);

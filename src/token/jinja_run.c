@@ -164,7 +164,7 @@ static bool pull(struct jrun *run, struct jloop *loop, struct jvalue *out)
 {
     while (run->status == WEFT_OK && loop->taken < loop->items.count) {
         struct jvalue item = loop->items.items[loop->taken++];
-        if (!loop->filtering) {
+        if (loop->node->c == NULL) {
             *out = item;
             return true;
         }
@@ -187,21 +187,6 @@ bool weft__j_loop_peek(struct jrun *run, struct jloop *loop, struct jvalue *out)
     if (loop->after.kind == J_ABSENT && !pull(run, loop, &loop->after)) return false;
     *out = loop->after;
     return true;
-}
-
-/* The items still to come are filtered now, so that they can be counted. */
-int64_t weft__j_loop_length(struct jrun *run, struct jloop *loop)
-{
-    if (loop->length >= 0) return loop->length;
-    struct jvalue rest = weft__j_new_list(run, J_LIST), item;
-    while (rest.kind == J_LIST && pull(run, loop, &item))
-        if (!weft__j_push(run, rest.list, item)) break;
-    if (run->status != WEFT_OK) return 0;
-    loop->items = *rest.list;
-    loop->taken = 0;
-    loop->filtering = false;
-    loop->length = loop->index0 + 1 + rest.list->count + (loop->after.kind != J_ABSENT);
-    return loop->length;
 }
 
 static void exec_loop(struct jrun *run, struct jloop *loop)
@@ -231,107 +216,73 @@ static void exec_loop(struct jrun *run, struct jloop *loop)
     pop_scope(run, scope, outer);
 }
 
-static void exec_for(struct jrun *run, const struct jnode *node, struct jscope *scope,
-                     struct jvalue items, int depth0)
+static void exec_for(struct jrun *run, const struct jnode *node)
 {
+    struct jvalue items = weft__j_eval(run, node->b);
     struct jloop *loop = weft__j_alloc(run, sizeof *loop);
     if (loop == NULL) return;
-    *loop = (struct jloop){.node = node,
-                           .scope = scope,
-                           .filtering = node->c != NULL,
-                           .index0 = -1,
-                           .depth0 = depth0,
-                           .length = -1};
-    run->at = node->b != NULL ? node->b : node;
+    *loop = (struct jloop){.node = node, .scope = run->scope, .index0 = -1};
+    run->at = node->b;
     if (!weft__j_iterate(run, items, &loop->items)) return;
-    if (!loop->filtering) loop->length = loop->items.count;
-    if (loop->filtering || node->op != 0) capture_scopes(scope); /* read again as the loop runs */
+    if (node->c != NULL) capture_scopes(run->scope); /* read again as the loop runs */
     exec_loop(run, loop);
 }
 
-static bool enter_macro(struct jrun *run)
+/* The argument by this name, which is taken out of the call; ABSENT: none. */
+static struct jvalue take_named(struct jrun *run, struct jcall *call, struct jvalue name)
 {
-    if (++run->macros <= WEFT__TEMPLATE_MAX_MACROS) return true;
-    weft__j_fail(run, WEFT_TOO_LONG, "macros nested more than %d deep", WEFT__TEMPLATE_MAX_MACROS);
-    run->macros--;
-    return false;
-}
-
-struct jvalue weft__j_call_loop(struct jrun *run, struct jloop *loop, struct jvalue items)
-{
-    if (loop->node->op == 0)
-        return weft__j_fail(run, WEFT_INVALID,
-                            "only loops with the 'recursive' marker can be called");
-    if (!enter_macro(run)) return (struct jvalue){0};
-    struct jsink sink = {0}, *outer = run->sink;
-    run->sink = &sink;
-    exec_for(run, loop->node, loop->scope, items, loop->depth0 + 1);
-    run->sink = outer;
-    run->macros--;
-    return weft__j_written(&sink);
+    struct jvalue *found = weft__j_find(run, &call->named, name), value = {0};
+    if (found != NULL) {
+        value = *found;
+        *found = (struct jvalue){0};
+    }
+    return value;
 }
 
 /* Binds what a call passed to the parameters of a macro; a scope for its body is current. */
 static void bind_parameters(struct jrun *run, const struct jnode *node, struct jcall *call)
 {
-    const struct jname name = run->tmpl->names[node->name];
-    uint32_t given = 0, named = 0;
-    bool caller_bound = false;
+    const char *macro = run->tmpl->names[node->name].text;
+    uint32_t given = 0;
+    bool wants_caller = node->op != 0;
     for (const struct jnode *param = node->a; param != NULL; param = param->next) {
-        struct jname key = run->tmpl->names[param->name];
-        struct jvalue *found = weft__j_find(run, &call->named, weft__j_text(key.text, key.len));
-        struct jvalue value;
-        caller_bound = caller_bound || param->name == J_NAME_CALLER;
-        if (given < call->positional.count) {
+        struct jvalue name = run->tmpl->names[param->name], value;
+        if (given < call->positional.count)
             value = call->positional.items[given++];
-        } else if (found != NULL) {
-            value = *found;
-            *found = (struct jvalue){0};
-            named++;
-        } else if (param->a != NULL) {
+        else if ((value = take_named(run, call, name)).kind == J_ABSENT && param->a != NULL)
             value = weft__j_eval(run, param->a);
-        } else {
-            char *hint = weft__j_alloc(run, key.len + 40);
+        if (run->status != WEFT_OK) return;
+        if (value.kind == J_ABSENT) {
+            char *hint = weft__j_alloc(run, name.len + 40);
             if (hint == NULL) return;
-            (void)snprintf(hint, key.len + 40, "parameter '%s' was not provided", key.text);
+            (void)snprintf(hint, name.len + 40, "parameter '%s' was not provided", name.text);
             value = weft__j_missing(run, hint);
         }
+        wants_caller = wants_caller && param->name != J_NAME_CALLER;
         bind(run, param->name, value);
     }
-    if ((node->op & J_USES_CALLER) != 0 && !caller_bound) {
-        struct jvalue *found = weft__j_find(run, &call->named, weft__j_literal("caller"));
+    if (wants_caller) {
+        struct jvalue caller = take_named(run, call, weft__j_literal("caller"));
         bind(run, J_NAME_CALLER,
-             found != NULL ? *found : weft__j_missing(run, "no caller defined"));
-        if (found != NULL) {
-            *found = (struct jvalue){0};
-            named++;
-        }
+             caller.kind != J_ABSENT ? caller : weft__j_missing(run, "no caller defined"));
     }
-    struct jvalue rest = weft__j_new_dict(run), more = weft__j_new_list(run, J_TUPLE);
-    if (run->status != WEFT_OK) return;
-    for (uint32_t i = 0; i < call->named.count && named < call->named.count; i++) {
-        const struct jpair *pair = &call->named.pairs[i];
-        if (pair->value.kind == J_ABSENT) continue;
-        if ((node->op & J_USES_KWARGS) == 0) {
-            weft__j_fail(run, WEFT_INVALID, "macro '%s' takes no keyword argument '%.*s'",
-                         name.text, (int)weft__min(pair->key.len, 80), pair->key.text);
-            return;
-        }
-        (void)weft__j_put(run, rest.dict, pair->key, pair->value);
-    }
-    if ((node->op & J_USES_VARARGS) == 0 && given < call->positional.count)
-        weft__j_fail(run, WEFT_INVALID, "macro '%s' takes not more than %u argument(s)", name.text,
+    for (uint32_t i = 0; i < call->named.count; i++)
+        if (call->named.pairs[i].value.kind != J_ABSENT)
+            weft__j_fail(run, WEFT_INVALID, "macro '%s' takes no keyword argument '%.*s'", macro,
+                         (int)weft__min(call->named.pairs[i].key.len, 80),
+                         call->named.pairs[i].key.text);
+    if (given < call->positional.count)
+        weft__j_fail(run, WEFT_INVALID, "macro '%s' takes not more than %u argument(s)", macro,
                      given);
-    for (; given < call->positional.count; given++)
-        (void)weft__j_push(run, more.list, call->positional.items[given]);
-    if ((node->op & J_USES_KWARGS) != 0) bind(run, J_NAME_KWARGS, rest);
-    if ((node->op & J_USES_VARARGS) != 0) bind(run, J_NAME_VARARGS, more);
 }
 
 struct jvalue weft__j_call_macro(struct jrun *run, struct jmacro *macro, struct jcall *call)
 {
     struct jvalue out = {0};
-    if (!enter_macro(run)) return out;
+    if (run->macros == WEFT__TEMPLATE_MAX_MACROS)
+        return weft__j_fail(run, WEFT_TOO_LONG, "macros nested more than %d deep",
+                            WEFT__TEMPLATE_MAX_MACROS);
+    run->macros++;
     struct jscope *outer = run->scope, *scope = push_scope(run, macro->scope);
     if (scope != NULL) {
         bind_parameters(run, macro->node, call);
@@ -360,17 +311,10 @@ static void exec_if(struct jrun *run, const struct jnode *node)
         }
 }
 
-/* Values see the scope outside. */
-static void exec_with(struct jrun *run, const struct jnode *node)
+static void exec_scope(struct jrun *run, const struct jnode *body)
 {
     struct jscope *outer = run->scope, *scope = push_scope(run, outer);
-    for (const struct jnode *set = node->a; scope != NULL && set != NULL; set = set->next) {
-        run->scope = outer;
-        struct jvalue value = weft__j_eval(run, set->b);
-        run->scope = scope;
-        assign(run, set->a, value);
-    }
-    if (scope != NULL) exec(run, node->b);
+    if (scope != NULL) exec(run, body);
     pop_scope(run, scope, outer);
 }
 
@@ -402,7 +346,7 @@ static void exec_node(struct jrun *run, const struct jnode *node)
         weft__j_write_str(run, run->sink, value);
         break;
     case S_FOR:
-        exec_for(run, node, run->scope, weft__j_eval(run, node->b), 0);
+        exec_for(run, node);
         break;
     case S_IF:
         exec_if(run, node);
@@ -421,11 +365,12 @@ static void exec_node(struct jrun *run, const struct jnode *node)
         bind(run, node->name, new_macro(run, node));
         break;
     case S_CALL:
-        value = weft__j_call_block(run, node->a, new_macro(run, node->b));
+        value = new_macro(run, node->b);
+        if (run->status == WEFT_OK) value = weft__j_eval_call(run, node->a, value);
         weft__j_write_str(run, run->sink, value);
         break;
-    case S_WITH:
-        exec_with(run, node);
+    case S_SCOPE:
+        exec_scope(run, node->b);
         break;
     default:
         run->flow = node->kind; /* S_BREAK, S_CONTINUE */
@@ -456,9 +401,9 @@ static void load_globals(struct jrun *run, json_t *vars)
 {
     run->globals = weft__j_alloc(run, run->tmpl->name_count * sizeof *run->globals);
     for (uint32_t i = 0; run->status == WEFT_OK && i < run->tmpl->name_count; i++) {
-        const struct jname *name = &run->tmpl->names[i];
-        json_t *given = json_object_getn(vars, name->text, name->len);
-        const struct jfunction *function = weft__j_global(name->text, name->len);
+        struct jvalue name = run->tmpl->names[i];
+        json_t *given = json_object_getn(vars, name.text, name.len);
+        const struct jfunction *function = weft__j_global(name);
         if (given != NULL)
             run->globals[i] = weft__j_from_json(run, given, 0);
         else if (function != NULL)

@@ -1,12 +1,9 @@
 /* Values: truth, equality, order, lists, mappings, iteration, and JSON on the way in. */
-#include <math.h>
+#include <float.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "jinja.h"
-
-/* Mappings of more pairs than this get an index. */
-enum { LINEAR_PAIRS = 8 };
 
 const char *weft__j_type(struct jvalue v)
 {
@@ -44,6 +41,11 @@ bool weft__j_number(struct jvalue v, double *out)
     return true;
 }
 
+bool weft__j_is_list(struct jvalue v)
+{
+    return v.kind == J_LIST || v.kind == J_TUPLE || v.kind == J_RANGE;
+}
+
 int64_t weft__j_length(struct jvalue v)
 {
     switch (v.kind) {
@@ -51,14 +53,13 @@ int64_t weft__j_length(struct jvalue v)
         return weft__j_chars(v);
     case J_LIST:
     case J_TUPLE:
+    case J_RANGE:
         return v.list->count;
     case J_DICT:
     case J_KEYS:
     case J_VALUES:
     case J_ITEMS:
         return v.dict->count;
-    case J_RANGE:
-        return v.range->count;
     case J_UNDEFINED:
         return 0;
     default:
@@ -122,38 +123,24 @@ struct jvalue weft__j_fail_undefined(struct jrun *run, struct jvalue undefined)
 
 /* ---- equality and order ---- */
 
-static int order_real(double a, double b) { return a < b ? -1 : a > b ? 1 : a == b ? 0 : 2; }
-
-/* Exact, also where the integer has no double. */
-static int order_mixed(int64_t a, double b)
-{
-    if (isnan(b)) return 2;
-    if (b >= 0x1p63) return -1;
-    if (b < -0x1p63) return 1;
-    int64_t whole = (int64_t)b;
-    if (a != whole) return a < whole ? -1 : 1;
-    return order_real(0, b - (double)whole);
-}
-
-/* false: not two numbers. */
+/* false: not two numbers. A long double holds every 64-bit integer. */
 static bool order_numbers(struct jvalue a, struct jvalue b, int *order)
 {
-    int64_t ia, ib;
-    bool a_int = weft__j_integer(a, &ia), b_int = weft__j_integer(b, &ib);
-    if (a_int && b_int) {
-        *order = ia < ib ? -1 : ia > ib;
-    } else if (a_int && b.kind == J_FLOAT) {
-        *order = order_mixed(ia, b.real);
-    } else if (b_int && a.kind == J_FLOAT) {
-        *order = order_mixed(ib, a.real);
-        if (*order != 2) *order = -*order;
-    } else if (a.kind == J_FLOAT && b.kind == J_FLOAT) {
-        *order = order_real(a.real, b.real);
-    } else {
-        return false;
+    long double numbers[2];
+    const struct jvalue values[2] = {a, b};
+    for (int i = 0; i < 2; i++) {
+        int64_t integer;
+        bool whole = weft__j_integer(values[i], &integer);
+        if (!whole && values[i].kind != J_FLOAT) return false;
+        numbers[i] = whole ? (long double)integer : (long double)values[i].real;
     }
+    *order = numbers[0] < numbers[1]    ? -1
+             : numbers[0] > numbers[1]  ? 1
+             : numbers[0] == numbers[1] ? 0
+                                        : 2;
     return true;
 }
+_Static_assert(LDBL_MANT_DIG >= 64, "a long double must hold every 64-bit integer");
 
 static int order_text(struct jvalue a, struct jvalue b)
 {
@@ -198,14 +185,10 @@ bool weft__j_equal(struct jrun *run, struct jvalue a, struct jvalue b)
     if (same_pointer(a, b)) return true;
     bool equal = false;
     if (!weft__j_tick(run, 0) || !weft__j_enter(run)) return false;
-    if (a.kind == J_LIST || a.kind == J_TUPLE)
+    if (weft__j_is_list(a))
         equal = equal_lists(run, a.list, b.list);
     else if (a.kind == J_DICT)
         equal = equal_dicts(run, a.dict, b.dict);
-    else if (a.kind == J_RANGE)
-        equal = a.range->count == b.range->count &&
-                (a.range->count == 0 || a.range->start == b.range->start) &&
-                (a.range->count <= 1 || a.range->step == b.range->step);
     run->depth--;
     return equal && run->status == WEFT_OK;
 }
@@ -258,7 +241,8 @@ bool weft__j_push(struct jrun *run, struct jlist *list, struct jvalue v)
     return run->status == WEFT_OK;
 }
 
-struct jvalue weft__j_pair(struct jrun *run, struct jvalue a, struct jvalue b)
+/* A tuple of two. */
+static struct jvalue pair_of(struct jrun *run, struct jvalue a, struct jvalue b)
 {
     struct jvalue out = weft__j_new_list(run, J_TUPLE);
     struct jvalue *items = weft__j_alloc(run, 2 * sizeof *items);
@@ -267,11 +251,6 @@ struct jvalue weft__j_pair(struct jrun *run, struct jvalue a, struct jvalue b)
     items[1] = b;
     *out.list = (struct jlist){.items = items, .count = 2, .cap = 2};
     return out;
-}
-
-int64_t weft__j_at(const struct jrange *range, int64_t index)
-{
-    return range->start + index * range->step;
 }
 
 static bool iterate_text(struct jrun *run, struct jvalue s, struct jlist *out)
@@ -290,7 +269,7 @@ static bool iterate_dict(struct jrun *run, uint8_t kind, const struct jdict *dic
     for (uint32_t i = 0; i < dict->count; i++) {
         struct jpair pair = dict->pairs[i];
         struct jvalue item = kind == J_VALUES  ? pair.value
-                             : kind == J_ITEMS ? weft__j_pair(run, pair.key, pair.value)
+                             : kind == J_ITEMS ? pair_of(run, pair.key, pair.value)
                                                : pair.key;
         if (!weft__j_push(run, out, item)) return false;
     }
@@ -306,6 +285,7 @@ bool weft__j_iterate(struct jrun *run, struct jvalue v, struct jlist *out)
         return true;
     case J_LIST:
     case J_TUPLE:
+    case J_RANGE:
         *out = *v.list;
         return true;
     case J_STRING:
@@ -315,15 +295,10 @@ bool weft__j_iterate(struct jrun *run, struct jvalue v, struct jlist *out)
     case J_VALUES:
     case J_ITEMS:
         return iterate_dict(run, v.kind, v.dict, out);
-    case J_RANGE:
-        for (int64_t i = 0; i < v.range->count; i++)
-            if (!weft__j_push(run, out, weft__j_int(weft__j_at(v.range, i)))) return false;
-        return true;
     case J_ITERATOR:
         if (v.iterator->next < v.iterator->items.count)
             *out = (struct jlist){.items = v.iterator->items.items + v.iterator->next,
                                   .count = v.iterator->items.count - v.iterator->next};
-        out->cap = out->count;
         v.iterator->next = v.iterator->items.count;
         return true;
     default:
@@ -340,30 +315,33 @@ struct jvalue weft__j_iterator(struct jrun *run, struct jlist items)
     return (struct jvalue){.kind = J_ITERATOR, .iterator = iterator};
 }
 
-bool weft__j_sort(struct jrun *run, struct jpair *pairs, uint32_t count, jorder *order)
+static bool goes_before(struct jrun *run, struct jvalue a, struct jvalue b)
 {
-    struct jpair *other = weft__j_alloc(run, (size_t)count * sizeof *other), *from = pairs;
-    if (other == NULL) return false;
-    for (uint32_t width = 1; width<count; width = width> count / 2 ? count : width * 2) {
-        for (uint32_t start = 0; start < count;) {
-            uint32_t middle = count - start > width ? start + width : count;
-            uint32_t end = count - middle > width ? middle + width : count;
-            for (uint32_t i = start, a = start, b = middle; i < end; i++) {
-                if (!weft__j_tick(run, 0)) return false;
-                bool right = a == middle || (b < end && order(run, &from[b], &from[a]) < 0);
-                other[i] = right ? from[b++] : from[a++];
-            }
-            start = end;
+    /* What is equal need not have an order, as in Python's comparison of lists of keys. */
+    return !weft__j_equal(run, a, b) && weft__j_compare(run, a, b, "<") == -1;
+}
+
+/* By insertion, for the few items that templates sort. */
+bool weft__j_sort(struct jrun *run, struct jpair *pairs, uint32_t count, bool reverse)
+{
+    for (uint32_t i = 1; i < count; i++) {
+        struct jpair pair = pairs[i];
+        uint32_t low = 0, high = i; /* where it goes */
+        while (low < high && weft__j_tick(run, 0)) {
+            uint32_t middle = low + (high - low) / 2;
+            struct jvalue key = pairs[middle].key;
+            bool before =
+                reverse ? goes_before(run, key, pair.key) : goes_before(run, pair.key, key);
+            *(before ? &high : &low) = before ? middle : middle + 1;
         }
-        struct jpair *sorted = other;
-        other = from;
-        from = sorted;
+        memmove(&pairs[low + 1], &pairs[low], (i - low) * sizeof pair);
+        pairs[low] = pair;
+        if (!weft__j_tick(run, (i - low) * sizeof pair)) return false;
     }
-    if (from != pairs) memcpy(pairs, from, count * sizeof *pairs);
     return run->status == WEFT_OK;
 }
 
-/* ---- mappings ---- */
+/* ---- mappings: few pairs, looked through one by one ---- */
 
 struct jvalue weft__j_new_dict(struct jrun *run)
 {
@@ -373,63 +351,33 @@ struct jvalue weft__j_new_dict(struct jrun *run)
 
 bool weft__j_hashable(struct jvalue v)
 {
-    if (v.kind == J_LIST || v.kind == J_DICT || v.kind == J_KEYS || v.kind == J_ITEMS) return false;
-    for (uint32_t i = 0; v.kind == J_TUPLE && i < v.list->count; i++) {
-        struct jvalue item = v.list->items[i];
-        if (item.kind == J_TUPLE || !weft__j_hashable(item)) return false; /* one level of tuples */
-    }
-    return true;
-}
-
-/* Equal values have equal hashes: 1, 1.0 and true are one key. */
-static uint64_t hash_value(struct jvalue v)
-{
-    int64_t integer;
-    if (v.kind == J_FLOAT && v.real == floor(v.real) && fabs(v.real) < 0x1p62)
-        v = weft__j_int((int64_t)v.real);
-    if (weft__j_integer(v, &integer)) return weft__hash(&integer, sizeof integer, 1);
-    if (v.kind == J_STRING) return weft__hash(v.text, v.len, 0);
-    if (v.kind == J_FLOAT) return weft__hash(&v.real, sizeof v.real, 2);
-    uint64_t hash = v.kind;
-    for (uint32_t i = 0; v.kind == J_TUPLE && i < v.list->count; i++)
-        hash = hash * 31 + hash_value(v.list->items[i]);
-    return hash;
+    bool hashable = v.kind != J_LIST && v.kind != J_DICT && v.kind != J_KEYS && v.kind != J_ITEMS;
+    for (uint32_t i = 0; v.kind == J_TUPLE && hashable && i < v.list->count; i++)
+        hashable = v.list->items[i].kind != J_TUPLE && weft__j_hashable(v.list->items[i]);
+    return hashable;
 }
 
 struct jvalue *weft__j_find(struct jrun *run, const struct jdict *dict, struct jvalue key)
 {
-    if (dict->index == NULL) {
-        for (uint32_t i = 0; i < dict->count; i++)
-            if (weft__j_equal(run, dict->pairs[i].key, key)) return &dict->pairs[i].value;
-        return NULL;
-    }
-    uint32_t entry;
-    for (uint64_t slot = hash_value(key); (entry = dict->index[slot & (dict->index_size - 1)]) != 0;
-         slot++) {
-        struct jpair *pair = &dict->pairs[entry - 1];
-        if (weft__j_equal(run, pair->key, key)) return &pair->value;
-        if (!weft__j_tick(run, 0)) return NULL;
-    }
-    return NULL;
+    uint32_t i = 0;
+    while (i < dict->count && !weft__j_equal(run, dict->pairs[i].key, key)) i++;
+    (void)weft__j_tick(run, (size_t)i * 16);
+    return i < dict->count ? &dict->pairs[i].value : NULL;
 }
 
-static bool grow_dict(struct jrun *run, struct jdict *dict)
+/* Adds a pair whose key is not there yet. */
+static bool add_pair(struct jrun *run, struct jdict *dict, struct jvalue key, struct jvalue value)
 {
-    uint32_t cap = dict->cap == 0 ? 4 : dict->cap * 2;
-    struct jpair *pairs = weft__j_alloc(run, cap * sizeof *pairs);
-    if (pairs == NULL) return false;
-    if (dict->count > 0) memcpy(pairs, dict->pairs, dict->count * sizeof *pairs);
-    dict->pairs = pairs;
-    dict->cap = cap;
-    if (cap <= LINEAR_PAIRS) return true;
-    dict->index_size = cap * 2;
-    dict->index = weft__j_alloc(run, dict->index_size * sizeof *dict->index);
-    for (uint32_t i = 0; dict->index != NULL && i < dict->count; i++) {
-        uint64_t slot = hash_value(pairs[i].key);
-        while (dict->index[slot & (dict->index_size - 1)] != 0 && weft__j_tick(run, 0)) slot++;
-        dict->index[slot & (dict->index_size - 1)] = i + 1;
+    if (dict->count == dict->cap) {
+        uint32_t cap = dict->cap == 0 ? 4 : dict->cap * 2;
+        struct jpair *pairs = weft__j_alloc(run, cap * sizeof *pairs);
+        if (pairs == NULL) return false;
+        if (dict->count > 0) memcpy(pairs, dict->pairs, dict->count * sizeof *pairs);
+        dict->pairs = pairs;
+        dict->cap = cap;
     }
-    return run->status == WEFT_OK;
+    dict->pairs[dict->count++] = (struct jpair){.key = key, .value = value};
+    return true;
 }
 
 bool weft__j_put(struct jrun *run, struct jdict *dict, struct jvalue key, struct jvalue value)
@@ -439,17 +387,9 @@ bool weft__j_put(struct jrun *run, struct jdict *dict, struct jvalue key, struct
         return false;
     }
     struct jvalue *found = weft__j_find(run, dict, key);
-    if (found != NULL) {
-        *found = value;
-        return run->status == WEFT_OK;
-    }
-    if (run->status != WEFT_OK || (dict->count == dict->cap && !grow_dict(run, dict))) return false;
-    if (dict->index != NULL) {
-        uint64_t slot = hash_value(key);
-        while (dict->index[slot & (dict->index_size - 1)] != 0) slot++;
-        dict->index[slot & (dict->index_size - 1)] = dict->count + 1;
-    }
-    dict->pairs[dict->count++] = (struct jpair){.key = key, .value = value};
+    if (run->status != WEFT_OK) return false;
+    if (found == NULL) return add_pair(run, dict, key, value);
+    *found = value;
     return true;
 }
 
@@ -465,7 +405,7 @@ static struct jvalue from_object(struct jrun *run, json_t *json, int depth)
     {
         struct jvalue name = weft__j_text(key, key_len), item;
         item = weft__j_from_json(run, value, depth + 1);
-        if (run->status != WEFT_OK || !weft__j_put(run, out.dict, name, item)) break;
+        if (run->status != WEFT_OK || !add_pair(run, out.dict, name, item)) break;
     }
     return out;
 }

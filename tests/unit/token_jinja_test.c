@@ -133,7 +133,6 @@ static void errors_name_the_construct_and_the_place(void **state)
         {"{% if a %}\n{{ x|nosuch }}{% endif %}", WEFT_UNSUPPORTED,
          "chat template: line 2, column 6: no filter named 'nosuch'"},
         {"{{ x is nosuch }}", WEFT_UNSUPPORTED, "column 9: no filter or test named 'nosuch'"},
-        {"{{ 'a'.encode() }}", WEFT_UNSUPPORTED, "encode() is not supported"},
         {"{{ 99999999999999999999 }}", WEFT_UNSUPPORTED, "column 4: a number beyond 64 bits"},
         {"{{ '\\ud800' }}", WEFT_UNSUPPORTED, "column 5: the string escape \\u"},
         {"{% if a %}", WEFT_FORMAT, "unexpected end of the template"},
@@ -166,6 +165,82 @@ static void errors_name_the_construct_and_the_place(void **state)
         weft__buf_free(&out);
     }
     json_decref(vars);
+}
+
+/* What jinja2 renders and weft does not: refused by line and column, never rendered otherwise. */
+static const char *const refused[] = {
+    "{% with a = 1 %}{{ a }}{% endwith %}",
+    "{% print 1 %}",
+    "{% include 'x' %}",
+    "{% block b %}{% endblock %}",
+    "{% for x in [[1]] recursive %}{{ loop(x) }}{% endfor %}",
+    "{% for x in [1] if x %}{{ loop.length }}{% endfor %}",
+    "{% for x in [1] %}{{ loop.depth }}{% endfor %}",
+    "{% for x in [1] %}{{ loop.changed(x) }}{% endfor %}",
+    "{% for x in [1] %}{{ loop }}{% endfor %}",
+    "{% macro f() %}{{ varargs }}{% endmacro %}{{ f(1) }}",
+    "{% macro f() %}{% endmacro %}{{ f }}",
+    "{% macro f() %}{% endmacro %}{{ f.name }}",
+    "{{ cycler(1, 2).next() }}",
+    "{{ joiner(',') is defined and joiner(',')() }}",
+    "{{ dict([('a', 1)]) }}",
+    "{{ dict(**{'a': 1}) }}",
+    "{{ namespace(a=1) }}",
+    "{{ range(3) }}",
+    "{{ [1]|map('string') }}",
+    "{{ [1]|map(attribute='a', default=1)|list }}",
+    "{{ '%s' % 1 }}",
+    "{{ '%s'|format(1) }}",
+    "{{ '{:>5}'.format(1) }}",
+    "{{ '{a}'.format(a=1) }}",
+    "{{ 2 ** 3 }}",
+    "{{ 7.5 // 2 }}",
+    "{{ 7.5 % 2 }}",
+    "{{ 9007199254740993 / 3 }}",
+    "{{ 9223372036854775807 + 1 }}",
+    "{{ 0x1f }}",
+    "{{ 1_000 }}",
+    "{{ 1e5 }}",
+    "{{ '\\0' }}",
+    "{{ '\\N{DASH}' }}",
+    "{{ '3.7'|int }}",
+    "{{ '1_0'|int }}",
+    "{{ 'ff'|int(base=16) }}",
+    "{{ 2.5|round }}",
+    "{{ [1]|sum }}",
+    "{{ 'a b'|wordcount }}",
+    "{{ 'a b'|truncate(1) }}",
+    "{{ [1]|batch(2)|list }}",
+    "{{ [{'a': 1}]|groupby('a') }}",
+    "{{ [{'a': 1}]|sort(attribute='a,b') }}",
+    "{{ 1 is sameas 1 }}",
+    "{{ 'a' is lower }}",
+    "{{ 'a'.encode() }}",
+    "{{ 'a'.isdigit() }}",
+    "{{ 'a'.partition('b') }}",
+    "{{ 'a b'.rsplit() }}",
+    "{{ 'a'.startswith('b', 1) }}",
+    "{{ 'a'.upper }}",
+    "{{ '\u00df'|capitalize }}",
+    "{{ ('a'|safe).replace('a', '<') }}",
+    "{{ [1].index(1) }}",
+    "{{ {}.copy() }}",
+    "{{ strftime_now('%f') }}",
+};
+
+static void what_no_chat_template_uses_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < WEFT__COUNT(refused); i++) {
+        struct weft__buf out;
+        weft_error err = {0};
+        weft__buf_init(&out, 1000);
+        weft_status status = render(refused[i], strlen(refused[i]), NULL, &out, &err);
+        if (status != WEFT_UNSUPPORTED) print_error("%s: %s\n", refused[i], err.text);
+        assert_int_equal(status, WEFT_UNSUPPORTED);
+        assert_non_null(strstr(err.text, "line 1, column "));
+        weft__buf_free(&out);
+    }
 }
 
 static void exceptions_pass_their_message_on(void **state)
@@ -241,11 +316,7 @@ static void hostile_templates_end_soon(void **state)
         "{{ 'x' * 99999999999 }}",
         "{{ [1] * 99999999999 }}",
         "{{ ([0] * 100000) * 100000 }}",
-        "{{ '%4096s' * 100000 % ((1,) * 100000) }}",
-        "{{ 'x'.center(999999999) }}",
         "{{ 'x'|indent(999999999) }}",
-        "{{ '0'.zfill(999999999) }}",
-        "{{ [1]|batch(999999999, 0)|list }}",
         "{{ [1]|tojson(indent=999999999) }}",
         "{{ range(1000000) }}",
         "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% "
@@ -264,21 +335,19 @@ static void hostile_templates_end_soon(void **state)
         "{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}",
         "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(9999) %}{% set n.x = [n.x] %}"
         "{% set n.y = [n.y] %}{% endfor %}{{ n.x < n.y }}",
-        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% macro f() %}{{ caller() }}{% call f() %}{% endcall %}{% endmacro %}"
         "{% call f() %}{% endcall %}",
         "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
         "{% set ns = namespace() %}{% macro f() %}{% for x in [1] if ns.f() %}{% endfor %}"
         "{% endmacro %}{% set ns.f = f %}{{ f() }}",
-        "{% for x in [1] recursive %}{{ loop([x]) }}{% endfor %}",
         "{% set s = 'a' * 8000000 %}{% for i in range(99999) %}{{ 'b' in s }}{% endfor %}",
         "{% set s = 'a' * 8000000 %}{% set t = 'a' * 8000000 %}{% for i in range(99999) %}"
         "{{ s == t }}{{ s|length }}{% endfor %}",
         "{% set s = 'ab' * 4000000 %}{{ s.strip(s) }}",
         "{% set s = 'ab' * 4000000 %}{{ s.rfind('a' * 4000000) }}",
         "{% set s = 'ab' * 4000000 %}{% for c in s %}{% endfor %}",
-        "{% set s = 'a\\n' * 4000000 %}{{ s.split('\\n') }}{{ s.splitlines() }}",
+        "{% set s = 'a\\n' * 4000000 %}{{ s.split('\\n') }}{{ s|indent }}",
         "{{ ('x' * 8000000)|upper }}{{ ('x' * 8000000)|upper }}",
     };
     (void)state;
@@ -434,6 +503,7 @@ int main(void)
         cmocka_unit_test(snippets_render_as_jinja2),
         cmocka_unit_test(real_templates_render_as_jinja2),
         cmocka_unit_test(errors_name_the_construct_and_the_place),
+        cmocka_unit_test(what_no_chat_template_uses_is_refused),
         cmocka_unit_test(exceptions_pass_their_message_on),
         cmocka_unit_test(the_buffer_may_be_smaller_than_the_text),
         cmocka_unit_test(hostile_templates_end_soon),
