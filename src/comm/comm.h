@@ -15,7 +15,8 @@ struct weft__session {
     uint32_t joined, left; /* masks of ranks of this process, under world->mutex */
     size_t segment_bytes;
     uint8_t *segment[WEFT__MAX_RANKS];
-    struct weft__meeting *meeting; /* of processes, else NULL */
+    struct weft__meeting *meeting; /* of processes of one host, else NULL */
+    struct weft__wire *wire;       /* of processes of several hosts, else NULL */
 };
 
 struct weft__tuning {
@@ -35,7 +36,9 @@ struct weft_world {
     struct weft__tuning tuning;
     const struct weft__dev_comm *dev;
     int device[WEFT__MAX_RANKS]; /* of GPU ranks: CUDA ordinals */
-    char *meeting_name;          /* of processes, else NULL */
+    char *meeting_name;          /* of processes of one host, else NULL */
+    bool across;                 /* ranks are processes of several hosts */
+    struct weft__mpi *mpi;       /* then, once it is started */
     pthread_mutex_t mutex;       /* guards what follows, and the sessions' masks */
     pthread_cond_t changed;
     struct weft__session *current; /* which ranks may still join, or have */
@@ -71,6 +74,14 @@ void weft__world_put(weft_world *world); /* gives up a reference */
 weft_status weft__session_join(weft_world *world, int rank, struct weft__session **out,
                                weft_error *err);
 void weft__session_leave(struct weft__session *session, int rank);
+
+/* Sizes a session by its world's options; memory of this process alone for all ranks. */
+weft_status weft__session_map(struct weft__session *session, weft_error *err);
+
+/* Over MPI: the first session starts it. Adopts rank 0's options. */
+weft_status weft__mpi_open(struct weft__session *session, int rank, weft_error *err);
+void weft__mpi_close(struct weft__wire *wire);
+void weft__mpi_free(struct weft__mpi *mpi); /* NULL allowed */
 
 /* ---- layout of a segment (comm_args.h) ---- */
 

@@ -134,6 +134,7 @@ void weft_comm_abort(weft_comm *comm, const char *reason)
     for (char *c = what.reason; *c != '\0'; c++)
         if (*c == '\n' || *c == '\r') *c = ' '; /* errors have one line */
     weft__comm_fail(comm->link.fault, &what);
+    if (comm->link.wire != NULL) comm->link.wire->pump(comm->link.wire);
 }
 
 void weft_comm_heartbeat(weft_comm *comm)
@@ -142,4 +143,5 @@ void weft_comm_heartbeat(weft_comm *comm)
     /* Relaxed: peers only see whether it changed. */
     uint32_t beat = atomic_load_explicit(&self->heartbeat, memory_order_relaxed);
     atomic_store_explicit(&self->heartbeat, beat + 1, memory_order_relaxed);
+    if (comm->link.wire != NULL) comm->link.wire->pump(comm->link.wire);
 }

@@ -71,20 +71,26 @@ static void session_free(struct weft__session *session)
     free(session);
 }
 
+weft_status weft__session_map(struct weft__session *session, weft_error *err)
+{
+    session_size(session);
+    for (int rank = 0; rank < session->world->options.size; rank++) {
+        WEFT__TRY(segment_map(session, rank, -1, err));
+        segment_init(session, rank);
+    }
+    return WEFT_OK;
+}
+
 /* ---- threads; the functions below run with world->mutex held ---- */
 
 static weft_status threads_create(weft_world *world, weft_error *err)
 {
     struct weft__session *session = session_new(world, err);
     if (session == NULL) return WEFT_NO_MEMORY;
-    session_size(session);
-    for (int rank = 0; rank < world->options.size; rank++) {
-        weft_status status = segment_map(session, rank, -1, err);
-        if (status != WEFT_OK) {
-            session_free(session);
-            return status;
-        }
-        segment_init(session, rank);
+    weft_status status = weft__session_map(session, err);
+    if (status != WEFT_OK) {
+        session_free(session);
+        return status;
     }
     world->current = session;
     world->references++;
@@ -224,6 +230,7 @@ static weft_status share_segments(struct weft__session *session, int rank, struc
 static weft_status process_open(struct weft__session *session, int rank, weft_error *err)
 {
     const weft_world_options *options = &session->world->options;
+    if (session->world->across) return weft__mpi_open(session, rank, err);
     struct weft__parcel *all = malloc(WEFT__MAX_RANKS * sizeof *all);
     if (all == NULL) return weft__fail_oom(err, WEFT__MAX_RANKS * sizeof *all, "a meeting");
     weft_status status = weft__meeting_open(session->world->meeting_name, rank, options->size,
@@ -270,8 +277,9 @@ weft_status weft__session_join(weft_world *world, int rank, struct weft__session
 {
     struct weft__session *session = NULL;
     (void)pthread_mutex_lock(&world->mutex);
-    weft_status status = world->meeting_name != NULL ? process_join(world, rank, &session, err)
-                                                     : threads_join(world, rank, &session, err);
+    weft_status status = world->meeting_name != NULL || world->across
+                             ? process_join(world, rank, &session, err)
+                             : threads_join(world, rank, &session, err);
     (void)pthread_mutex_unlock(&world->mutex);
     if (status == WEFT_OK)
         *out = session;
@@ -284,6 +292,7 @@ void weft__session_leave(struct weft__session *session, int rank)
 {
     weft_world *world = session->world;
     if (session->segment[rank] != NULL) say_closed(session, rank);
+    if (session->wire != NULL) weft__mpi_close(session->wire);
     (void)pthread_mutex_lock(&world->mutex);
     session->left |= 1u << rank;
     (void)pthread_cond_broadcast(&world->changed);

@@ -18,6 +18,17 @@ static const size_t bytes_max = (size_t)1 << 40; /* of a message, of a heap: kee
 
 /* ---- world ---- */
 
+static bool is_meeting(const weft_world_options *options)
+{
+    return options->rendezvous != NULL &&
+           strncmp(options->rendezvous, meeting_prefix, sizeof meeting_prefix - 1) == 0;
+}
+
+static bool is_across(const weft_world_options *options)
+{
+    return options->rendezvous != NULL && strcmp(options->rendezvous, "mpi") == 0;
+}
+
 static weft_status fill_options(weft_world_options *options, weft_error *err)
 {
     if (options->size < 1 || options->size > WEFT__MAX_RANKS)
@@ -29,10 +40,11 @@ static weft_status fill_options(weft_world_options *options, weft_error *err)
         return weft__fail(err, WEFT_INVALID, "unknown path %d", (int)options->path);
     if (options->path != WEFT_PATH_AUTO && options->cuda_devices == NULL)
         return weft__fail(err, WEFT_INVALID, "a path is given, but the ranks are on CPUs");
-    if (options->rendezvous != NULL &&
-        strncmp(options->rendezvous, meeting_prefix, sizeof meeting_prefix - 1) != 0)
-        return weft__fail(err, WEFT_INVALID, "rendezvous \"%.60s\": must be unix:NAME",
+    if (options->rendezvous != NULL && !is_meeting(options) && !is_across(options))
+        return weft__fail(err, WEFT_INVALID, "rendezvous \"%.60s\": must be unix:NAME or mpi",
                           options->rendezvous);
+    if (is_across(options) && options->cuda_devices != NULL)
+        return weft__fail(err, WEFT_UNSUPPORTED, "MPI serves ranks on CPUs only");
     if (options->timeout_ms == 0) options->timeout_ms = TIMEOUT_MS;
     if (options->message_bytes == 0) options->message_bytes = MESSAGE_BYTES;
     if (options->heap_bytes == 0) options->heap_bytes = HEAP_BYTES;
@@ -54,7 +66,8 @@ weft_status weft__world_create(const weft_world_options *options, const struct w
     WEFT__TRY(fill_options(&filled, err));
     weft_world *world = calloc(1, sizeof *world);
     if (world == NULL) return weft__fail_oom(err, sizeof *world, "a world");
-    if (filled.rendezvous != NULL) {
+    world->across = is_across(&filled);
+    if (is_meeting(&filled)) {
         world->meeting_name = strdup(filled.rendezvous + sizeof meeting_prefix - 1);
         if (world->meeting_name == NULL) {
             free(world);
@@ -91,6 +104,7 @@ void weft__world_put(weft_world *world)
     if (!last) return;
     (void)pthread_cond_destroy(&world->changed);
     (void)pthread_mutex_destroy(&world->mutex);
+    weft__mpi_free(world->mpi);
     free(world->meeting_name);
     free(world);
 }
@@ -113,6 +127,7 @@ static weft_status comm_start(weft_comm *comm, weft_error *err)
     for (int r = 0; r < link->world_size; r++) link->world[r] = weft__control_of(session, r);
     for (int m = 0; m < link->size; m++) link->segment[m] = session->segment[link->world_rank[m]];
     link->meeting = session->meeting;
+    link->wire = session->wire;
     link->fault = weft__fault_of(session);
     link->message_bytes = world->options.message_bytes;
     link->timeout_ns = (uint64_t)world->options.timeout_ms * 1000000;

@@ -124,6 +124,24 @@ struct weft__comm_fault {
 };
 WEFT__SIZE_IS(struct weft__comm_fault, 328);
 
+/* Ranks that share no memory: each process has copies of its peers' segments, and what a rank
+ * publishes is sent to each peer's copy of its own. */
+struct weft__wire_part {
+    int to, channel; /* rank in the world */
+    uint32_t progress;
+    const struct weft__comm_post *post;
+    uint64_t at, bytes; /* what that peer reads, in this rank's segment */
+};
+
+struct weft__wire {
+    /* Takes in what has come; tells the peers of a failure, and that this rank lives or waits. */
+    void (*pump)(struct weft__wire *wire);
+    void (*publish)(struct weft__wire *wire, const struct weft__wire_part *part);
+    /* Until *word changes, the session fails or the deadline passes; pumps meanwhile. */
+    void (*sleep)(struct weft__wire *wire, WEFT__ATOMIC(uint32_t) * word, uint32_t seen,
+                  uint64_t deadline_ns);
+};
+
 /* A rank's view of a group: constant from open to close. */
 struct weft__comm_link {
     int32_t rank, size, channel, world_size;
@@ -132,7 +150,8 @@ struct weft__comm_link {
     uint8_t *segment[WEFT_COMM_RANKS_MAX];              /* of each member */
     uint64_t staging[WEFT_COMM_RANKS_MAX];              /* offset in each member's segment */
     struct weft__comm_fault *fault;
-    struct weft__meeting *meeting; /* of ranks that are processes, else NULL */
+    struct weft__meeting *meeting; /* of ranks that are processes of one host, else NULL */
+    struct weft__wire *wire;       /* of ranks that share no memory, else NULL */
     uint64_t message_bytes;
     uint64_t timeout_ns;
     uint32_t first_epoch;

@@ -22,6 +22,11 @@ enum {
     SPINS_MAX = 1024,            /* and some ten */
 };
 
+/* What a member reads of something that is published. */
+struct extent {
+    size_t at, bytes;
+};
+
 struct weft__comm_kernels {
     struct weft__comm_link link;
     const struct weft__rows *rows;
@@ -93,6 +98,7 @@ static void fail(struct weft__comm_kernels *k, enum weft__comm_fault_kind kind, 
                                     .mine = k->post};
     if (theirs != NULL) what.theirs = *theirs;
     weft__comm_fail(k->link.fault, &what);
+    if (k->link.wire != NULL) k->link.wire->pump(k->link.wire);
 }
 
 /* ---- flags ---- */
@@ -107,13 +113,24 @@ static bool reached(uint32_t progress, uint32_t wanted)
     return (int32_t)(progress - wanted) >= 0; /* both wrap */
 }
 
-static void publish(struct weft__comm_kernels *k, enum weft__comm_phase phase)
+/* need [size]: what of the segment behind `base` is published, for each member; NULL: nothing. */
+static void publish(struct weft__comm_kernels *k, enum weft__comm_phase phase, uint64_t base,
+                    const struct extent *need)
 {
     /* Release: pairs with the acquire loads in wait_for, sleep_for and followed. Sequentially
      * consistent, as is the sleeper's increment, so that either we see the sleeper or it sees the
      * new progress before it sleeps. */
     atomic_store(&k->channel->progress, progress_at(k->epoch, phase));
     if (atomic_load(&k->channel->sleepers) != 0) weft__wake_all(&k->channel->progress);
+    for (int member = 0; k->link.wire != NULL && member < k->link.size; member++) {
+        const struct weft__wire_part part = {.to = k->link.world_rank[member],
+                                             .channel = k->link.channel,
+                                             .progress = progress_at(k->epoch, phase),
+                                             .post = &k->post,
+                                             .at = base + (need != NULL ? need[member].at : 0),
+                                             .bytes = need != NULL ? need[member].bytes : 0};
+        if (member != k->link.rank) k->link.wire->publish(k->link.wire, &part);
+    }
 }
 
 /* A rank that sleeps cannot be blamed while what it waits for is missing. Follows the chain of
@@ -199,13 +216,17 @@ static bool sleep_for(struct weft__comm_kernels *k, int member, enum weft__comm_
             break;
         }
         uint64_t until = now + (k->patient ? PATIENT_NS : SLICE_NS);
-        (void)weft__wait_sleep(&peer->progress, progress, until);
+        if (link->wire != NULL)
+            link->wire->sleep(link->wire, &peer->progress, progress, until);
+        else
+            (void)weft__wait_sleep(&peer->progress, progress, until);
         /* This process was stopped, and perhaps the others with it: that time does not count. */
         uint64_t woken = weft__now_ns();
         if (woken > until + STOPPED_NS) watch.since += woken - until;
     }
     atomic_fetch_sub(&peer->sleepers, 1);
     atomic_store_explicit(&k->self->waiting, 0, memory_order_release);
+    if (link->wire != NULL) link->wire->pump(link->wire);
     return ok;
 }
 
@@ -222,7 +243,10 @@ static bool wait_for(struct weft__comm_kernels *k, int member, uint32_t epoch,
     uint64_t start = weft__now_ns();
     bool ok = false;
     for (uint32_t spin = 0; spin < k->spins && !ok; spin++) {
-        weft__pause();
+        if (link->wire != NULL)
+            link->wire->pump(link->wire);
+        else
+            weft__pause();
         ok = reached(atomic_load_explicit(&peer->progress, memory_order_acquire), wanted);
     }
     /* Spinning that was in vain is shortened: the peer may be waiting for this very processor. */
@@ -244,7 +268,7 @@ static bool wait_for_all(struct weft__comm_kernels *k, uint32_t epoch, enum weft
 
 /* Says where the input is, once it is there. */
 static void publish_input(struct weft__comm_kernels *k, enum weft__comm_source source,
-                          const void *in, uint64_t first_byte)
+                          const void *in, uint64_t first_byte, const struct extent *need)
 {
     const struct weft__comm_link *link = &k->link;
     bool own = source == WEFT__SOURCE_HEAP;
@@ -253,7 +277,7 @@ static void publish_input(struct weft__comm_kernels *k, enum weft__comm_source s
                         : weft__comm_input_at(link, link->rank, k->epoch);
     k->input[link->rank] = link->segment[link->rank] + k->post.input;
     k->channel->post[k->epoch & 1] = k->post;
-    publish(k, WEFT__INPUT);
+    publish(k, WEFT__INPUT, k->post.input, need);
 }
 
 /* Waits for a member's input and checks that it does the same as we do. */
@@ -301,7 +325,7 @@ static void begin(struct weft__comm_kernels *k, const struct weft__comm_post *po
 static void end(struct weft__comm_kernels *k, bool released)
 {
     if (!released) {
-        if (k->peers_hold) publish(k, WEFT__RELEASE);
+        if (k->peers_hold) publish(k, WEFT__RELEASE, 0, NULL);
         if (k->post.hold && !wait_for_all(k, k->epoch, WEFT__RELEASE)) return;
     }
     k->channel->epoch = k->epoch;
@@ -483,17 +507,51 @@ static void reduce_rows(struct weft__comm_kernels *k, const struct weft__comm_re
     }
 }
 
+/* What each member reads of this rank's input: its share, its rows, or all. */
+static void input_needs(const struct weft__comm_kernels *k,
+                        const struct weft__comm_reduce_args *args, struct extent *need)
+{
+    const weft_reduce *op = &args->op;
+    if (k->link.wire == NULL) return;
+    for (int member = 0; member < k->link.size; member++) {
+        int64_t first = 0, count = args->rows * op->hidden;
+        if (args->post.two_shot) {
+            count = share(k, args, member, &first);
+        } else if (args->post.op == WEFT__REDUCE_SCATTER) {
+            int64_t rows = weft_comm_share(op->tokens, k->link.size, member, &first);
+            int64_t from = weft__max(first, args->first);
+            count =
+                weft__max(weft__min(first + rows, args->first + args->rows) - from, 0) * op->hidden;
+            first = count > 0 ? (from - args->first) * op->hidden : 0;
+        }
+        need[member] = (struct extent){bytes_of(op->dtype, first), bytes_of(op->dtype, count)};
+    }
+}
+
+/* All members read this rank's sums. */
+static void sum_needs(const struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args,
+                      struct extent *need)
+{
+    int64_t first, count = share(k, args, k->link.rank, &first);
+    for (int member = 0; member < k->link.size; member++)
+        need[member] =
+            (struct extent){bytes_of(args->op.dtype, first), bytes_of(args->op.dtype, count)};
+}
+
 static void reduce(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args)
 {
+    struct extent need[WEFT__MAX_RANKS];
     unsigned mode = enter_float_mode();
     begin(k, &args->post, false);
     if (args->source == WEFT__SOURCE_STAGE) stage_rows(k, args);
+    input_needs(k, args, need);
     publish_input(k, args->source, args->op.x,
-                  bytes_of(args->op.dtype, args->first * args->op.hidden));
+                  bytes_of(args->op.dtype, args->first * args->op.hidden), need);
     if (!meet_all(k)) goto leave;
     if (args->post.two_shot) {
         fold_share(k, args);
-        publish(k, WEFT__SUM);
+        sum_needs(k, args, need);
+        publish(k, WEFT__SUM, weft__comm_sum_at(&k->link, k->link.rank, k->epoch), need);
         if (!wait_for_all(k, k->epoch, WEFT__SUM)) goto leave;
     }
     reduce_rows(k, args);
@@ -533,11 +591,22 @@ static void stage_bytes(struct weft__comm_kernels *k, const struct weft__comm_mo
                   args->in + args->first, count);
 }
 
+/* All members read as much: this piece of a line of bytes. */
+static void line_needs(const struct weft__comm_kernels *k, const struct weft__comm_move_args *args,
+                       uint64_t line_bytes, struct extent *need)
+{
+    uint64_t left = line_bytes > args->first ? line_bytes - args->first : 0;
+    for (int member = 0; member < k->link.size; member++)
+        need[member] = (struct extent){.bytes = left < args->bytes ? left : args->bytes};
+}
+
 static void all_gather(struct weft__comm_kernels *k, const struct weft__comm_move_args *args)
 {
-    int rank = k->link.rank;
-    stage_bytes(k, args, args->row_bytes[rank] * (uint64_t)args->rows);
-    publish_input(k, args->source, args->in, args->first);
+    struct extent need[WEFT__MAX_RANKS];
+    uint64_t line_bytes = args->row_bytes[k->link.rank] * (uint64_t)args->rows;
+    stage_bytes(k, args, line_bytes);
+    line_needs(k, args, line_bytes, need);
+    publish_input(k, args->source, args->in, args->first, need);
     if (!meet_all(k)) return;
     for (int member = 0; member < k->link.size; member++) place(k, args, member);
     end(k, false);
@@ -545,9 +614,12 @@ static void all_gather(struct weft__comm_kernels *k, const struct weft__comm_mov
 
 static void broadcast(struct weft__comm_kernels *k, const struct weft__comm_move_args *args)
 {
+    struct extent need[WEFT__MAX_RANKS];
     bool root = args->root == k->link.rank;
-    if (root) stage_bytes(k, args, args->first + args->bytes);
-    publish_input(k, root ? args->source : WEFT__SOURCE_STAGE, args->in, args->first);
+    uint64_t line_bytes = root ? args->first + args->bytes : 0;
+    if (root) stage_bytes(k, args, line_bytes);
+    line_needs(k, args, line_bytes, need);
+    publish_input(k, root ? args->source : WEFT__SOURCE_STAGE, args->in, args->first, need);
     if (!meet_all(k)) return;
     if (!root && args->bytes > 0)
         k->rows->copy(args->out + args->first, k->input[args->root], args->bytes);
@@ -562,7 +634,7 @@ static void move(struct weft__comm_kernels *k, const struct weft__comm_move_args
     } else if (args->post.op == WEFT__BROADCAST) {
         broadcast(k, args);
     } else {
-        publish_input(k, WEFT__SOURCE_STAGE, NULL, 0);
+        publish_input(k, WEFT__SOURCE_STAGE, NULL, 0, NULL);
         if (meet_all(k)) end(k, false);
     }
 }
