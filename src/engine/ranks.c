@@ -36,8 +36,9 @@ struct weft__ranks {
     struct weft__ranks_options options;
     const struct weft__device *device;
     weft_world *world;
-    bool broken;                       /* rank 0 has seen a failure */
-    struct rank rank[WEFT__MAX_RANKS]; /* in full those of this process; of others, stats */
+    bool broken;                                    /* rank 0 has seen a failure */
+    struct rank rank[WEFT__MAX_RANKS];              /* those of this process */
+    struct weft__rank_stats heard[WEFT__MAX_RANKS]; /* of the others, by rank 0 */
 };
 
 /* ---- orders ---- */
@@ -140,10 +141,7 @@ static weft_status exchange_notes(struct rank *r, struct order *order, weft_erro
     WEFT__TRY(weft_comm_all_gather(r->comm, &gather, err));
     *order = notes[0].order;
     if (r->index > 0) return WEFT_OK;
-    for (int other = 1; other < all->options.size; other++) {
-        all->rank[other].stats = notes[other].stats;
-        all->rank[other].stats.device = r->stats.device; /* a pointer of that process */
-    }
+    for (int other = 1; other < all->options.size; other++) all->heard[other] = notes[other].stats;
     return WEFT_OK;
 }
 
@@ -299,9 +297,7 @@ static weft_status ranks_create(const struct weft__arch *arch, struct weft__chec
     all->checkpoint = checkpoint;
     all->options = *options;
     all->device = &weft__cpu;
-    for (int i = 0; i < options->size; i++)
-        all->rank[i] =
-            (struct rank){.ranks = all, .index = i, .stats.device = all->device->core->name};
+    for (int i = 0; i < options->size; i++) all->rank[i] = (struct rank){.ranks = all, .index = i};
     const size_t message = (size_t)options->limits.tokens * (size_t)arch->hidden * sizeof(float);
     const weft_world_options world = {
         .size = options->size,
@@ -424,5 +420,7 @@ weft_status weft__ranks_step(struct weft__ranks *all, const struct weft__batch *
 
 struct weft__rank_stats weft__ranks_stats(const struct weft__ranks *ranks, int rank)
 {
-    return ranks->rank[rank].stats;
+    struct weft__rank_stats stats = rank == 0 ? ranks->rank[0].stats : ranks->heard[rank];
+    stats.device = ranks->device->core->name; /* heard: a pointer of another process */
+    return stats;
 }
