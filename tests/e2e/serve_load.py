@@ -52,16 +52,17 @@ def test_facts(s, root, count):
     chosen = facts(root)
     chosen = chosen[::max(1, len(chosen) // count)]
     questions = [f["question"] for f in chosen]
-    alone = asyncio.run(ask_all(s.port, questions, 1))
-    for concurrency in (8, 64):
+    for concurrency in (1, 8, 64):
         start = time.time()
         got = asyncio.run(ask_all(s.port, questions, concurrency))
+        if concurrency == 1:
+            alone = got
         differ = [(q, a, b) for q, a, b in zip(questions, alone, got) if a != b]
         same("facts that differ at concurrency %d" % concurrency, differ[:3], [])
         print("facts: %d at concurrency %d in %.1f s" % (len(got), concurrency, time.time() - start))
     right = sum(a == f["answer"] for a, f in zip(alone, chosen))
     print("facts: %d of %d answers are exact" % (right, len(chosen)))
-    check("most facts are right", right >= 0.8 * len(chosen), right)
+    check("the facts are right", right >= 0.98 * len(chosen), right) # 2,060 of all 2,078
 
 
 async def stream(port, body, gate):

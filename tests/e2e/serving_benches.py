@@ -89,7 +89,7 @@ def run_sglang(s, folder, model):
                             "--random-output-len", str(TOKENS), "--random-range-ratio", "1.0",
                             "--max-concurrency", str(CONCURRENCY), "--flush-cache", "--model", "atlas",
                             "--tokenizer", model, "--output-file", out],
-                           env={**os.environ, "PYTHONPATH": folder}, check=True)
+                           env={**os.environ, "PYTHONPATH": folder, "HF_HUB_OFFLINE": "1"}, check=True)
             with open(out, encoding="utf-8") as file:
                 result = json.loads(file.readline())
         same("sglang %s" % backend, (result["completed"], result["total_output_tokens"]),

@@ -1,0 +1,218 @@
+/* Constrained decoding over the tokens of atlas: masks against what single tokens do, random walks
+ * whose texts jansson must read, states that are dropped, and the time a mask takes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "guide/private.h"
+
+enum { EOS = 0, STEPS_MAX = 400 };
+
+static struct weft__tokenizer *tokenizer;
+static struct weft__guide_vocab *vocab;
+static const int32_t eos[] = {EOS};
+
+static uint32_t next(uint32_t *state)
+{
+    *state = *state * 1664525U + 1013904223U;
+    return *state >> 8;
+}
+
+static int set_up(void **unused)
+{
+    (void)unused;
+    weft_error err;
+    return weft__tokenizer_load(WEFT_SOURCE_DIR "/models/atlas/tokenizer.json", &tokenizer, &err) ==
+                       WEFT_OK &&
+                   weft__guide_vocab_open(tokenizer, weft__tokenizer_size(tokenizer) + 40, eos, 1,
+                                          &vocab, &err) == WEFT_OK
+               ? 0
+               : -1;
+}
+
+static int tear_down(void **unused)
+{
+    (void)unused;
+    weft__guide_vocab_close(vocab);
+    weft__tokenizer_free(tokenizer);
+    return 0;
+}
+
+static weft_status open_guide(const char *schema, struct weft__guide **out, weft_error *err)
+{
+    json_t *value = json_loads(schema, JSON_DECODE_ANY, NULL);
+    assert_non_null(value);
+    const struct weft__guide_spec spec = {.schema = value, .prefix = "", .suffix = ""};
+    weft_status status = weft__guide_open(vocab, &spec, out, err);
+    json_decref(value);
+    return status;
+}
+
+static struct weft__guide *guide_of(const char *schema)
+{
+    struct weft__guide *guide = NULL;
+    weft_error err;
+    if (open_guide(schema, &guide, &err) != WEFT_OK) fail_msg("%s: %s", schema, err.text);
+    return guide;
+}
+
+static bool in_mask(const uint32_t *mask, int32_t id)
+{
+    return (mask[id / 32] >> (id % 32) & 1) != 0;
+}
+
+/* An allowed token, or -1; text that ends soon is preferred, so that walks end. */
+static int32_t pick(const uint32_t *mask, uint32_t *random, bool hurry)
+{
+    int32_t size = weft__tokenizer_size(tokenizer),
+            begin = (int32_t)(next(random) % (uint32_t)size);
+    if (in_mask(mask, EOS)) return EOS;
+    for (const char *closing = hurry ? "\"}]0,:" : ""; *closing != '\0'; closing++) {
+        int32_t id = weft__token_id(tokenizer, closing, 1);
+        if (id >= 0 && in_mask(mask, id)) return id;
+    }
+    for (int32_t i = 0; i < size; i++)
+        if (in_mask(mask, (begin + i) % size)) return (begin + i) % size;
+    return -1;
+}
+
+static const char *const schemas[] = {
+    "true",
+    "{\"type\":\"object\"}",
+    "{\"type\":\"number\"}",
+    "{\"enum\":[\"a\",\"ab\",\"\\u00e9\",12,-1.5,null,[],{\"k\":[1]}]}",
+    "{\"type\":\"string\",\"minLength\":2,\"maxLength\":6}",
+    "{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"minItems\":1,\"maxItems\":3}",
+    "{\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":\"string\"}},\"required\":["
+    "\"b\"]}",
+    "{\"properties\":{\"ab\":{},\"a\\u00fc\":{}},\"additionalProperties\":{\"type\":\"null\"}}",
+    "{\"$defs\":{\"n\":{\"properties\":{\"v\":{\"type\":\"integer\"},\"n\":{\"$ref\":\"#/$defs/"
+    "n\"}}}},"
+    "\"$ref\":\"#/$defs/n\"}",
+};
+
+/* A token is allowed where, and only where, its bytes alone lead on. */
+static void masks_are_what_tokens_do(void **unused)
+{
+    (void)unused;
+    uint32_t random = 7;
+    for (size_t i = 0; i < WEFT__COUNT(schemas); i++) {
+        struct weft__guide *guide = guide_of(schemas[i]);
+        struct weft__guided text;
+        weft__guided_init(&text, guide);
+        for (int step = 0; step < 12; step++) {
+            uint32_t mask[4096];
+            assert_true(vocab->vocab <= (int64_t)sizeof mask * 8);
+            memcpy(mask, weft__guided_mask(&text), (size_t)(vocab->vocab + 31) / 32 * 4);
+            for (int32_t id = 0; id < vocab->vocab; id++) {
+                if (id == EOS) continue;
+                struct weft__token_text bytes = weft__token_bytes(tokenizer, id);
+                bool usable = bytes.len > 0 && !weft__token_is_special(tokenizer, id);
+                struct weft__guided copy = text;
+                weft__buf_init(&copy.text, 1000);
+                (void)weft__guided_push(&copy, usable ? id : EOS);
+                bool alive = usable && copy.state >= 0;
+                weft__guided_free(&copy);
+                if (alive != in_mask(mask, id))
+                    fail_msg("%s, step %d: token %d", schemas[i], step, id);
+            }
+            int32_t id = pick(mask, &random, false);
+            assert_int_not_equal(id, -1);
+            if (weft__guided_push(&text, id)) break;
+        }
+        weft__guided_free(&text);
+        weft__guide_close(guide);
+    }
+}
+
+static void walks_end_in_json(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < WEFT__COUNT(schemas); i++) {
+        struct weft__guide *guide = guide_of(schemas[i]);
+        for (uint32_t walk = 0; walk < 200; walk++) {
+            struct weft__guided text;
+            uint32_t random = walk * 7919 + 1;
+            bool done = false;
+            weft__guided_init(&text, guide);
+            for (int step = 0; step < STEPS_MAX && !done; step++) {
+                int32_t id = pick(weft__guided_mask(&text), &random, step > (int)(walk % 40));
+                if (id < 0) fail_msg("%s: dead end after %s", schemas[i], text.text.data);
+                done = weft__guided_push(&text, id);
+            }
+            assert_true(done);
+            json_t *value = json_loadb(text.text.data, text.text.len, JSON_DECODE_ANY, NULL);
+            if (value == NULL) fail_msg("%s: not JSON: %s", schemas[i], text.text.data);
+            json_decref(value);
+            weft__guided_free(&text);
+        }
+        weft__guide_close(guide);
+    }
+}
+
+/* Three long strings make more states than are kept. */
+static void dropped_states_are_found_again(void **unused)
+{
+    (void)unused;
+    struct weft__guide *guide = guide_of(
+        "{\"type\":\"array\",\"minItems\":3,\"prefixItems\":[{\"minLength\":8192,\"maxLength\":"
+        "8192},"
+        "{\"minLength\":8192,\"maxLength\":8192},{\"minLength\":8192,\"maxLength\":8192}]}");
+    struct weft__guided text;
+    weft__guided_init(&text, guide);
+    int32_t x = weft__token_id(tokenizer, "x", 1), quote = weft__token_id(tokenizer, "\"", 1);
+    int32_t letters = 0;
+    (void)weft__guided_push(&text, weft__token_id(tokenizer, "[", 1));
+    uint32_t generation = text.generation;
+    for (int s = 0; s < 3; s++) {
+        if (s > 0) (void)weft__guided_push(&text, weft__token_id(tokenizer, ",", 1));
+        (void)weft__guided_push(&text, quote);
+        for (; in_mask(weft__guided_mask(&text), x); letters++) (void)weft__guided_push(&text, x);
+        assert_true(in_mask(weft__guided_mask(&text), quote));
+        (void)weft__guided_push(&text, quote);
+    }
+    assert_int_equal(letters, 3 * 8192);
+    assert_true(text.generation > generation);
+    weft__guided_free(&text);
+    weft__guide_close(guide);
+}
+
+static void what_cannot_be_met_is_refused(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *schema, *words;
+        weft_status status;
+    } refused[] = {
+        {"{\"properties\":{\"a\":{\"pattern\":\"x\"}}}",
+         "schema at /properties/a: unsupported keyword \"pattern\"", WEFT_UNSUPPORTED},
+        {"{\"$ref\":\"#\"}", "contain itself", WEFT_INVALID},
+        {"{\"enum\":[1],\"type\":\"string\"}", "no value is left", WEFT_INVALID},
+        {"false", "no value meets false", WEFT_INVALID},
+        {"3", "not a schema", WEFT_INVALID},
+        {"{\"oneOf\":[{\"const\":1},{\"enum\":[2,1]}]}", "two of oneOf", WEFT_UNSUPPORTED},
+        {"{\"minItems\":0.5}", "not a count: \"minItems\"", WEFT_INVALID},
+    };
+    for (size_t i = 0; i < WEFT__COUNT(refused); i++) {
+        struct weft__guide *guide = NULL;
+        weft_error err;
+        assert_int_equal(open_guide(refused[i].schema, &guide, &err), refused[i].status);
+        if (strstr(err.text, refused[i].words) == NULL) fail_msg("%s", err.text);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(masks_are_what_tokens_do),
+        cmocka_unit_test(walks_end_in_json),
+        cmocka_unit_test(dropped_states_are_found_again),
+        cmocka_unit_test(what_cannot_be_met_is_refused),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
