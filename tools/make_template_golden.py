@@ -177,7 +177,7 @@ VARIABLES = {
 VALUES = ["none", "true", "false", "0", "7", "-3", "2.5", "-0.0", "100000000000000000000.0", "0.00001", "0.1", "''", "'a'",
           "'Hello World'", "' x y '", "'12'", "'-3.7'", "'ß ŉ ǆ İ ΑΣ'", "'it\\'s'", "'a\\n\\tb'", "[]",
           "[1]", "[3,1,2]", "['b','A','a']", "[[1,2],[0]]", "(1,'x')", "()", "{}", "{'a':1,'B':2}",
-          "{1:2, none:3, true:4}", "undef", "s", "l", "m", "users", "m.items()", "m.keys()",
+          "{1:2, none:3, true:4}", "undef", "s", "l", "m", "users", "m.items()|list", "m.keys()|list",
           "l|map('string')", "[1,'a',none,true,2.0]", "['x', undef]"]
 
 FILTERS = """capitalize count default(5) dictsort dictsort(true) dictsort(by='value') dictsort(reverse=true) e
@@ -243,12 +243,12 @@ i is odd | i is not odd | not i is odd | i is divisibleby 7 | i is divisibleby(2
 loop is defined | namespace() is mapping | {}.items() is iterable | {}.items() is sequence | {} is sequence | 'a' is iterable | 5 is iterable | undef is iterable | undef is sequence
 x|default('a') | e|default('a') | e|default('a', true) | n|default('a') | n|d('a', true) | x.y|default('a') | m.q|default(1) + 1 | x|d
 '<a & "b">'|e | '<a>'|safe | ('<a>'|safe) + '<b>' | '<b>' + ('<a>'|safe) | ('<a>'|e)|e | ('<i>'|safe)|upper + '<' | ('<i>'|safe) ~ '<' | ['<'|safe] | ('<'|safe)|tojson | ('<'|e).strip() + '<'
-{'a': [1, {'b': none}], 'c': 'é"\\\\/\\n\\x01\\x7f🦊', 'd': 1.0, 'e': {}, 'f': []}|tojson | {'a': [1, {'b': none}], 'c': {}, 'f': []}|tojson(indent=2) | {'b': 1, 'a': 'é🦊\\x7f'}|tojson(ensure_ascii=true, sort_keys=true) | {'a': 1, 'b': [1,2]}|tojson(separators=(',', ':')) | {1: 2, none: 3, true: 4, 1.5: 5}|tojson | {(1,): 2}|tojson | (1, 2)|tojson | undef|tojson | [1,2]|tojson(indent=0) | [range(2)]|tojson | m|tojson(4) | 5|tojson(nope=1) | {'b':1, 2:3}|tojson(sort_keys=true)
+{'a': [1, {'b': none}], 'c': 'é"\\\\/\\n\\x01\\x7f🦊', 'd': 1.0, 'e': {}, 'f': []}|tojson | {'a': [1, {'b': none}], 'c': {}, 'f': []}|tojson(indent=2) | {'b': 1, 'a': 'é🦊\\x7f'}|tojson(ensure_ascii=true, sort_keys=true) | {'a': 1, 'b': [1,2]}|tojson(separators=(',', ':')) | {(1,): 2}|tojson | (1, 2)|tojson | undef|tojson | [1,2]|tojson(indent=0) | [range(2)]|tojson | m|tojson(4) | 5|tojson(nope=1) | {'b':1, 2:3}|tojson(sort_keys=true)
 strftime_now('%Y-%m-%d %H:%M:%S') | strftime_now('%d %b %Y, %A %j %-d %e %I %p %y %%') | strftime_now('%B %d, %Y é') | strftime_now(5) | raise_exception('no!') | raise_exception() | raise_exception(5)
 nosuch() | 5() | 'a'() | s.upper | s.upper() | l.append(1) | m.update({}) | m.pop('a') | m.setdefault('q', 1) | l.sort() | s.__class__ | m._x
 l|map('nosuch') | l|map() | l|select('nosuch') | l|map(attribute='x')|list | users|map(attribute='name')|join(' ') | users|map(attribute='home')|map(attribute='city')|list | users|selectattr('age', 'gt', 26)|map(attribute='name')|list
 users|selectattr('tags')|list|length | users|rejectattr('tags')|map(attribute='name')|list | users|sort(attribute='name')|map(attribute='name')|list | users|unique(attribute='age')|map(attribute='name')|list | (l|map('string')) | l|select('odd')|length | 'yes' if l|select('gt', 9) else 'no'
-[3,1]|sort|string | ['b','A']|sort | [1,'a']|sort | [none]|sort | [[2],[1,5]]|sort | 'hello'|sort|join | m|sort | m|dictsort | [1,1.0,true,'a','A']|unique|list | []|first | []|last|default('none') | 'abc'|first | 'abc'|last | 'abc'|reverse | [1,2]|reverse|list | m|first | m|list | m|length | (l|map('int'))|last | m|items|list | n|items | []|max | [2,'a']|max | ['b','A','c']|max | 5|list | n|length | 5|first
+[3,1]|sort|string | ['b','A']|sort | [1,'a']|sort | [none]|sort | [[2],[1,5]]|sort | 'hello'|sort|join | m|sort | m|dictsort | [1,1.0,true,'a','A']|unique|list | []|first | []|last|default('none') | 'abc'|first | 'abc'|last | [1,2]|reverse|list | m|first | m|list | m|length | (l|map('int'))|last | m|items|list | n|items | []|max | [2,'a']|max | ['b','A','c']|max | 5|list | n|length | 5|first
 3.7|int | 'z'|int(9) | n|int | ' 12 '|int | ''|int(3) | 1e30|int | undef|int | '０１２'|int | true|int | [1]|int(4)
 'a'|round | 1.5|round(1,'x') | 'a'|abs
 'a b\\n\\nc\\n'|indent | 'a\\nb'|indent(2, true) | 'a\\n\\nb'|indent(2, blank=true) | 'a\\nb'|indent('--') | ''|indent(first=true) | 'x'|indent(-1) | 'a-b c(d) [e]'|title | 'élan VITAL'|title | 'ǆabc'|capitalize | 'ﬁ ß'|upper | 'ΌΣΟΣ Σ'|lower | 'İ'|lower|length
@@ -360,14 +360,8 @@ STATEMENTS = r"""
 {% filter trim | replace('a', 'b') %}  aa  {% endfilter %}|
 {% generation %}a{{ i }}{% set q = 1 %}{% endgeneration %}{{ q }}
 {% for x in l %}{% generation %}{{ x }}{{ loop.index }}{% endgeneration %}{% endfor %}
-{% raw %}{{ x }}{% if %}{# #}{% endraw %}
-{%- raw -%}  a {%- endraw -%}  b
-  {% raw %}
   x
-  {% endraw %}
 y
-{% raw %}{% raw %}{% endraw %}
-{% raw %}
 {# c #}a{# {{ x }} {% if %} #}b
 {#- c -#}  a
 a {#- c #} b
@@ -442,25 +436,21 @@ b
 
 
 MORE_STATEMENTS = [
-    "{% raw %}\n  x\n  {% endraw %}\ny", "  {% raw %}\n  x\n  {% endraw %}\ny",
-    "  {% raw -%}\n  x\n  {%- endraw %}\ny", "{% raw %}{% raw %}{% endraw %}",
     "a\n  {% if t %}\n  b\n  {% endif %}\nc\n", "a\n  {{ i }}\nb", " {# c #}\nb", "a {# c #}\nb",
-    "a\n \t{% set x = 1 %}\t\nx", "{% set x = 1 -%}\n\n  b", "{{ i }}\n", "{{ i }}\n\n",
-    "{{ i }}\n\nx\n", "a\r\nb\rc\n", "{% if t %}\r\na\r\n{% endif %}\r\n", "{{ 'a\r\nb' }}",
-    "  {%+ if t %}\n a\n  {%+ endif %}\nb", "  {%- if t +%}\n a\n{% endif %}\nb",
-    "x\n\n  {%- if t -%}\n\n y {% endif -%} \n z", "{# a #}\n\n{# b -#}\n\n x", "{#+ a +#}\n x",
-    "\u00a0 {% if t %}a{% endif %}", "a\u00a0{%- if t %}a{% endif %}",
+    "a\n \t{% set x = 1 %}\t\nx", "{% set x = 1 -%}\n\n  b", "{{ i }}\n", "{{ i }}\n\n", "{{ i }}\n\nx\n",
+    "a\r\nb\rc\n", "{% if t %}\r\na\r\n{% endif %}\r\n", "{{ 'a\r\nb' }}", "  {%+ if t %}\n a\n  {%+ endif %}\nb",
+    "  {%- if t +%}\n a\n{% endif %}\nb", "x\n\n  {%- if t -%}\n\n y {% endif -%} \n z", "{# a #}\n\n{# b -#}\n\n x",
+    "{#+ a +#}\n x", "\u00a0 {% if t %}a{% endif %}", "a\u00a0{%- if t %}a{% endif %}",
     "a\n\u2003{% if t %}b{% endif %}", "{% if t %}\n\n{% endif %}", " \n {% if t %} \n{% endif %} \n",
     "{%if t%}{{i}}{%endif%}", "{%- for x in l -%}\n {{ x }}\n{%- endfor -%}\n", "{{\ni\n}}",
-    "{% for x in l %}\n  {{ x }}\n{% endfor %}\nend", "{{ {'a': {'b': 1}}}}",
-    "{{ {'a': {'b': 1}}['a']['b'] }}", "{{ '}}' }}{{ '%}' }}{% set x = '%}' %}{{ x }}",
-    "{{ i -}}\n\n\n a", "a {{- '  ' -}} b", "{{'a'-}} {{-'b'}}",
-    "{%- if t %}\n    {{- 'x\\n' }}\n{%- endif %}", "", "\n", "\n\n", " ", "{", "{ {", "}} %} #}",
-    "{{ '{{' }}", "{% set x = [\n 1,\n 2\n] %}{{ x }}", "line\n{% if t %}x{% endif %}\nline",
-    "{% if t %}x{% endif %}\n\ny", "{{ i|\nstring }}", "\u00e9{{ nope.x }}", "a\n{% if t %}\n{{ nope.x }}{% endif %}",
-    "{{ 'a\\\nb' }}", "{{ 'a\nb' }}", "a {#- c -#}\n b", "{# unclosed", "{% raw %}", "{{ unclosed",
-    "{% if t %}x{%- else %} y {%- endif %} z", "{%- set x -%}\n a \n{%- endset -%}\n[{{ x }}]",
-    "{%\nif\nt\n%}a{%\nendif\n%}", "{{- '\n' -}}\n x", "\n  {%- if t %}\n  x\n  {%- endif %}\n\n y",
+    "{% for x in l %}\n  {{ x }}\n{% endfor %}\nend", "{{ {'a': {'b': 1}}}}", "{{ {'a': {'b': 1}}['a']['b'] }}",
+    "{{ '}}' }}{{ '%}' }}{% set x = '%}' %}{{ x }}", "{{ i -}}\n\n\n a", "a {{- '  ' -}} b", "{{'a'-}} {{-'b'}}",
+    "{%- if t %}\n    {{- 'x\\n' }}\n{%- endif %}", "", "\n", "\n\n", " ", "{", "{ {", "}} %} #}", "{{ '{{' }}",
+    "{% set x = [\n 1,\n 2\n] %}{{ x }}", "line\n{% if t %}x{% endif %}\nline", "{% if t %}x{% endif %}\n\ny",
+    "{{ i|\nstring }}", "\u00e9{{ nope.x }}", "a\n{% if t %}\n{{ nope.x }}{% endif %}", "{{ 'a\\\nb' }}",
+    "{{ 'a\nb' }}", "a {#- c -#}\n b", "{# unclosed", "{{ unclosed", "{% if t %}x{%- else %} y {%- endif %} z",
+    "{%- set x -%}\n a \n{%- endset -%}\n[{{ x }}]", "{%\nif\nt\n%}a{%\nendif\n%}", "{{- '\n' -}}\n x",
+    "\n  {%- if t %}\n  x\n  {%- endif %}\n\n y",
 ]
 
 
@@ -493,8 +483,9 @@ def deliberate(template, result):
         return True
     # Refused for some values only.
     return bool(re.search(
-        r"\.\d (//|%|is (odd|even|div))|(//|%) -?\d\.|'.*' % |/ big|big /|[^\0-\x7f0].*\|int|3\.7'\|int|s\|int|"
-        r"ß.*(title|capitalize)|map\('string'\)\|(replace|upper|string)|^\s*{% raw %}$", template))
+        r"\.\d+ (//|%|is (odd|even|div))|(//|%) -?\d\.|'.*' % |/ big|big /|[^\0-\x7f0].*\|int|3\.7'\|int|s\|int|"
+        r"ß.*(title|capitalize)|map\('string'\)\|(replace|upper|string)|"
+        r"('|s)\|reverse|\{1:2.*tojson|'\[-?\d*:-?\d*:(-\d|2)", template))
 
 
 def snippets():

@@ -17,6 +17,7 @@
 #define WEFT_SRC_JINJA_H
 
 #include <jansson.h>
+#include <stdarg.h>
 #include <time.h>
 
 #include "base/base.h"
@@ -207,8 +208,7 @@ struct jfunction {
     X(S_MACRO)   /* name, a: N_PARAMs, b: body, op: 1 when it speaks of caller */           \
     X(N_PARAM)   /* name, a: default or NULL */                                             \
     X(S_CALL)    /* call block: a: N_CALL, b: S_MACRO made of the body */                   \
-    X(S_FILTER)  /* filter block: a: filters, b: body */                                    \
-    X(S_SCOPE)   /* generation tag: b: body */                                              \
+    X(S_FILTER)  /* filter block, generation tag: a: filters or NULL, b: body */            \
     X(S_BREAK)                                                                              \
     X(S_CONTINUE)
 
@@ -287,8 +287,9 @@ struct weft__template {
 /* Names with a meaning of their own, interned first. */
 enum { J_NAME_LOOP, J_NAME_CALLER };
 
-/* One-based line and column (in characters) of a position in the text. */
-void weft__j_locate(const char *text, size_t offset, int *line, int *column);
+/* Words an error: line and column (in characters) of an offset in the text, from 1. */
+weft_status weft__j_report(weft_error *err, weft_status status, const char *name, const char *text,
+                           size_t offset, const char *format, va_list args);
 
 /* ---- lexer and parser ---- */
 
@@ -323,10 +324,10 @@ struct jparser {
     int open; /* brackets to be closed */
 
     struct jtoken token, ahead;
-    int blocks, nesting, loops; /* current depth */
-    bool uses_caller;           /* the macro being read */
-    bool soft;                  /* inside an `if`, where an unknown filter is found out late */
-    uint32_t unknown;           /* offset + 1 of an unknown filter or test in this tag */
+    int blocks, nesting, loops;  /* current depth */
+    bool uses_caller;            /* the macro being read */
+    bool soft;                   /* inside an `if`, where an unknown filter is found out late */
+    const struct jnode *unknown; /* the first unknown filter or test in this tag */
 };
 
 void weft__j_syntax(struct jparser *parser, weft_status status, size_t offset, const char *format,
@@ -368,6 +369,7 @@ struct jrun {
     struct jsink *sink;
     struct jscope *scope; /* NULL: the top level */
     struct jscope *free_scopes;
+    struct jvalue block;    /* the text of the block whose filters are under way */
     struct jvalue *globals; /* by name */
     size_t out_start;
     time_t now;
@@ -388,7 +390,6 @@ struct jvalue weft__j_call_macro(struct jrun *run, struct jmacro *macro, struct 
 struct jvalue weft__j_eval_call(struct jrun *run, const struct jnode *node, struct jvalue caller);
 bool weft__j_loop_peek(struct jrun *run, struct jloop *loop, struct jvalue *out); /* false: none */
 struct jvalue weft__j_lookup(struct jrun *run, uint32_t name); /* ABSENT: unbound */
-struct jvalue weft__j_filter_block(struct jrun *run, const struct jnode *filters, struct jvalue in);
 
 /* `a.name` and `a[key]` as Jinja has them: never an error but on undefined. */
 struct jvalue weft__j_getattr(struct jrun *run, struct jvalue object, struct jvalue name);

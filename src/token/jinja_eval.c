@@ -135,22 +135,12 @@ static bool slice_range(struct jrun *run, const struct jvalue bounds[3], int64_t
 static struct jvalue slice_string(struct jrun *run, struct jvalue s, struct range range)
 {
     (void)weft__j_tick(run, (size_t)s.len * 2);
-    if (range.count == 0) return weft__j_text("", 0);
-    const char *end = s.text + s.len;
-    if (range.step == 1) {
-        const char *from = weft__j_seek(s, range.start);
-        struct jvalue rest = weft__j_text(from, (size_t)(end - from));
-        return weft__j_text(from, (size_t)(weft__j_seek(rest, range.count) - from));
-    }
-    /* One walk over the characters, front to back, writing each that is taken to its place. */
-    struct jlist chars;
-    struct jsink sink = {0};
-    if (!weft__j_iterate(run, s, &chars)) return (struct jvalue){0};
-    for (int64_t i = 0; i < range.count && run->status == WEFT_OK; i++) {
-        struct jvalue c = chars.items[range.start + i * range.step];
-        weft__j_write(run, &sink, c.text, c.len);
-    }
-    return weft__j_written(&sink);
+    if (range.step != 1) return weft__j_fail(run, WEFT_UNSUPPORTED, "a text sliced in steps");
+    const char *from = weft__j_seek(s, range.start);
+    struct jvalue out = weft__j_text(from, s.len - (size_t)(from - s.text));
+    out.len = (uint32_t)(weft__j_seek(out, range.count) - from);
+    out.markup = s.markup;
+    return out;
 }
 
 struct jvalue weft__j_slice(struct jrun *run, struct jvalue object, const struct jvalue bounds[3])
@@ -161,11 +151,7 @@ struct jvalue weft__j_slice(struct jrun *run, struct jvalue object, const struct
         return weft__j_fail(run, WEFT_INVALID, "'%s' object cannot be sliced",
                             weft__j_type(object));
     if (!slice_range(run, bounds, weft__j_length(object), &range)) return (struct jvalue){0};
-    if (object.kind == J_STRING) {
-        struct jvalue part = slice_string(run, object, range);
-        part.markup = object.markup;
-        return part;
-    }
+    if (object.kind == J_STRING) return slice_string(run, object, range);
     struct jvalue out = weft__j_new_list(run, object.kind);
     for (int64_t i = 0; i < range.count && out.kind != J_ABSENT; i++)
         if (!weft__j_push(run, out.list, object.list->items[range.start + i * range.step])) break;
@@ -303,14 +289,6 @@ static struct jvalue apply(struct jrun *run, const struct jnode *node, struct jv
     if (!eval_arguments(run, &call, node->b)) return (struct jvalue){0};
     run->at = node;
     return call_function(run, node->function, &call);
-}
-
-struct jvalue weft__j_filter_block(struct jrun *run, const struct jnode *filters, struct jvalue in)
-{
-    if (!weft__j_enter(run)) return (struct jvalue){0};
-    struct jvalue self = filters->a != NULL ? weft__j_filter_block(run, filters->a, in) : in;
-    run->depth--;
-    return apply(run, filters, self);
 }
 
 /* ---- operators: integers are 64 bits wide; beyond that is an error, not a wrap ---- */
@@ -598,7 +576,7 @@ static struct jvalue eval_node(struct jrun *run, const struct jnode *node)
         return weft__j_eval_call(run, node, (struct jvalue){0});
     case N_FILTER:
     case N_TEST:
-        value = weft__j_eval(run, node->a);
+        value = node->a != NULL ? weft__j_eval(run, node->a) : run->block;
         return run->status == WEFT_OK ? apply(run, node, value) : value;
     case N_NOT:
         return weft__j_bool(!weft__j_truth(run, weft__j_eval(run, node->a)));

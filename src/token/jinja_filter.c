@@ -238,8 +238,7 @@ static struct jvalue do_reverse(struct jrun *run, struct jcall *call)
 {
     struct jlist items, out = {0};
     struct jvalue v = call->self;
-    const struct jvalue backwards[3] = {weft__j_none(), weft__j_none(), weft__j_int(-1)};
-    if (v.kind == J_STRING) return weft__j_slice(run, v, backwards);
+    if (v.kind == J_STRING) return weft__j_fail(run, WEFT_UNSUPPORTED, "reverse of a text");
     if (!weft__j_iterate(run, v, &items)) return v;
     for (uint32_t i = items.count; i > 0; i--)
         if (!weft__j_push(run, &out, items.items[i - 1])) break;
@@ -473,24 +472,13 @@ static struct jvalue is_number(struct jrun *run, struct jcall *call)
 /* mode: whether what can be iterated over but has no [] passes, too */
 static struct jvalue is_iterable(struct jrun *run, struct jcall *call)
 {
+    uint8_t kind = call->self.kind;
     (void)run;
-    switch (call->self.kind) {
-    case J_STRING:
-    case J_LIST:
-    case J_TUPLE:
-    case J_RANGE:
-    case J_DICT:
-    case J_UNDEFINED:
-        return weft__j_bool(true);
-    case J_KEYS:
-    case J_VALUES:
-    case J_ITEMS:
-    case J_ITERATOR:
-    case J_LOOP:
-        return weft__j_bool(call->function->mode);
-    default:
-        return weft__j_bool(false);
-    }
+    bool items =
+        kind == J_STRING || kind == J_DICT || kind == J_UNDEFINED || weft__j_is_list(call->self);
+    bool others = kind == J_KEYS || kind == J_VALUES || kind == J_ITEMS || kind == J_ITERATOR ||
+                  kind == J_LOOP;
+    return weft__j_bool(items || (others && call->function->mode));
 }
 
 /* mode: the remainder of a division by the argument, or by 2 */

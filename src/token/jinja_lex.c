@@ -1,7 +1,8 @@
 /* Template text -> tokens, with Jinja2's whitespace rules (jinja2/lexer.py): trim_blocks,
- * lstrip_blocks, `-` and `+` marks, raw blocks. */
+ * lstrip_blocks, `-` and `+` marks. */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,33 +10,30 @@
 
 enum { MODE_DATA, MODE_BLOCK, MODE_PRINT };
 
-void weft__j_locate(const char *text, size_t offset, int *line, int *column)
+weft_status weft__j_report(weft_error *err, weft_status status, const char *name, const char *text,
+                           size_t offset, const char *format, va_list args)
 {
-    *line = *column = 1;
-    for (const char *p = text, *end = text + offset; p < end;) {
+    char message[300];
+    int line = 1, column = 1;
+    for (const char *p = text, *end = text + offset; p < end; column++)
         if (weft__j_char(&p, end) == '\n') {
-            *line += 1;
-            *column = 1;
-        } else {
-            *column += 1;
+            line++;
+            column = 0;
         }
-    }
+    (void)vsnprintf(message, sizeof message, format, args);
+    weft__j_clean(message);
+    return weft__fail(err, status, "%s: line %d, column %d: %s", name, line, column, message);
 }
 
 void weft__j_syntax(struct jparser *parser, weft_status status, size_t offset, const char *format,
                     ...)
 {
-    if (parser->status != WEFT_OK) return;
-    char text[300];
-    int line, column;
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(text, sizeof text, format, args);
+    if (parser->status == WEFT_OK)
+        parser->status = weft__j_report(parser->err, status, parser->tmpl->name, parser->tmpl->text,
+                                        offset, format, args);
     va_end(args);
-    weft__j_clean(text);
-    weft__j_locate(parser->tmpl->text, offset, &line, &column);
-    parser->status = weft__fail(parser->err, status, "%s: line %d, column %d: %s",
-                                parser->tmpl->name, line, column, text);
 }
 
 void *weft__j_parse_alloc(struct jparser *parser, size_t bytes)
@@ -93,37 +91,11 @@ static char mark_at(const struct jparser *parser, size_t pos)
     return at(parser, pos, "-") ? '-' : at(parser, pos, "+") ? '+' : '\0';
 }
 
-/* `{% raw %}` at pos (behind its `{%` and mark): the start of its body, or 0. */
-static size_t raw_begin(const struct jparser *parser, size_t pos)
-{
-    pos = skip_space(parser, pos);
-    if (!at(parser, pos, "raw")) return 0;
-    return tag_end(parser, skip_space(parser, pos + 3), "%}", false);
-}
-
 static void data_token(struct jparser *parser, struct jtoken *out, size_t start, size_t len)
 {
     out->type = T_DATA;
     out->offset = (uint32_t)start;
     out->value = weft__j_text(parser->tmpl->text + start, len);
-}
-
-/* A raw body from pos; gives its text and moves behind the endraw tag. */
-static void lex_raw(struct jparser *parser, struct jtoken *out, size_t start)
-{
-    for (size_t pos = start; pos + 1 < parser->tmpl->len; pos++) {
-        if (!at(parser, pos, "{%")) continue;
-        char mark = mark_at(parser, pos + 2);
-        size_t word = skip_space(parser, pos + 2 + (mark != '\0'));
-        if (!at(parser, word, "endraw")) continue;
-        size_t end = tag_end(parser, skip_space(parser, word + 6), "%}", true);
-        if (end == 0) continue;
-        data_token(parser, out, start, stripped(parser, start, pos - start, mark, true));
-        parser->pos = end;
-        parser->line_start = parser->tmpl->text[end - 1] == '\n';
-        return;
-    }
-    weft__j_syntax(parser, WEFT_FORMAT, parser->pos, "missing {%% endraw %%}");
 }
 
 static void skip_comment(struct jparser *parser, size_t start)
@@ -163,11 +135,7 @@ static void lex_data(struct jparser *parser, struct jtoken *out)
         return;
     }
     parser->pos = pos;
-    size_t raw = kind == '%' ? raw_begin(parser, inside) : 0;
-    if (raw != 0) {
-        parser->line_start = text[raw - 1] == '\n';
-        lex_raw(parser, out, raw);
-    } else if (kind == '#') {
+    if (kind == '#') {
         skip_comment(parser, inside);
         data_token(parser, out, pos, 0);
     } else {

@@ -13,19 +13,16 @@ static struct jnode *parse_filters(struct jparser *parser, struct jnode *node);
 
 static void check_unknown(struct jparser *parser)
 {
-    const char *text = parser->tmpl->text;
-    size_t start = parser->unknown - 1, end = start;
-    const char *p = text + start;
-    while (weft__j_is_word(weft__j_char(&p, text + parser->tmpl->len))) end = (size_t)(p - text);
+    const struct jnode *node = parser->unknown;
+    parser->unknown = NULL;
     if (!parser->soft)
-        weft__j_syntax(parser, WEFT_UNSUPPORTED, start, "no filter or test named '%.*s'",
-                       (int)weft__min((int64_t)(end - start), 80), text + start);
-    parser->unknown = 0;
+        weft__j_syntax(parser, WEFT_UNSUPPORTED, node->offset, "no filter or test named '%.80s'",
+                       parser->tmpl->names[node->name].text);
 }
 
 static void next_token(struct jparser *parser)
 {
-    if (parser->unknown != 0 &&
+    if (parser->unknown != NULL &&
         (parser->token.type == T_BLOCK_END || parser->token.type == T_PRINT_END))
         check_unknown(parser);
     parser->token = parser->ahead;
@@ -370,8 +367,9 @@ static struct jnode *take_function(struct jparser *parser, enum weft__jnode kind
     fields.name = take_name(parser);
     struct jvalue name = parser->tmpl->names[fields.name];
     fields.function = kind == N_FILTER ? weft__j_filter(name) : weft__j_test(name);
-    if (fields.function == NULL && parser->unknown == 0) parser->unknown = fields.offset + 1;
-    return make(parser, fields);
+    struct jnode *node = make(parser, fields);
+    if (fields.function == NULL && parser->unknown == NULL) parser->unknown = node;
+    return node;
 }
 
 static void set_arguments(struct jnode *node, struct jnode *arguments)
@@ -517,17 +515,16 @@ static int take_operator(struct jparser *parser, int level)
 /* A chain of comparisons, or of parts to concatenate, is one node. */
 static struct jnode *parse_chain(struct jparser *parser, int level)
 {
-    uint32_t offset = parser->token.offset;
     struct jnode *first = parse_binary(parser, level + 1), *rest = NULL, **tail = &rest;
-    if (level == LEVEL_COMPARE) offset = parser->token.offset;
-    for (int op; parser->status == WEFT_OK && (op = take_operator(parser, level)) >= 0;) {
-        struct jnode fields = {.kind = N_OPERAND, .op = (uint8_t)op};
+    uint32_t start = parser->token.offset, offset = start;
+    for (int op; parser->status == WEFT_OK && (op = take_operator(parser, level)) >= 0;
+         offset = parser->token.offset) {
+        struct jnode fields = {.kind = N_OPERAND, .op = (uint8_t)op, .offset = offset};
         fields.a = parse_binary(parser, level + 1);
-        fields.offset = parser->token.offset;
         link(&tail, make(parser, fields));
     }
     if (rest == NULL) return first;
-    return node_at(parser, offset, level == LEVEL_COMPARE ? N_COMPARE : N_CONCAT, first, rest);
+    return node_at(parser, start, level == LEVEL_COMPARE ? N_COMPARE : N_CONCAT, first, rest);
 }
 
 static struct jnode *parse_binary(struct jparser *parser, int level)
@@ -559,7 +556,8 @@ static struct jnode *parse_binary(struct jparser *parser, int level)
 
 static struct jnode *parse_expression(struct jparser *parser)
 {
-    uint32_t unknown = parser->unknown, offset;
+    const struct jnode *unknown = parser->unknown;
+    uint32_t offset;
     struct jnode *node = nest(parser) ? parse_binary(parser, LEVEL_OR) : NULL;
     while (offset = parser->token.offset, skip_name(parser, "if")) {
         struct jnode fields = {.kind = N_COND, .offset = offset, .b = node};
@@ -738,7 +736,7 @@ static struct jnode *parse_filter_block(struct jparser *parser)
 static struct jnode *parse_generation(struct jparser *parser)
 {
     uint32_t offset = parser->token.offset;
-    return node_at(parser, offset, S_SCOPE, NULL, block_body(parser, "endgeneration"));
+    return node_at(parser, offset, S_FILTER, NULL, block_body(parser, "endgeneration"));
 }
 
 static struct jnode *parse_jump(struct jparser *parser, enum weft__jnode kind)

@@ -170,15 +170,13 @@ static void repr_text(struct jrun *run, struct jsink *sink, struct jvalue s)
 
 static void repr_items(struct jrun *run, struct jsink *sink, struct jvalue v)
 {
-    struct jlist items;
-    if (!weft__j_iterate(run, v, &items)) return;
     bool tuple = v.kind == J_TUPLE;
     weft__j_puts(run, sink, tuple ? "(" : "[");
-    for (uint32_t i = 0; i < items.count && run->status == WEFT_OK; i++) {
+    for (uint32_t i = 0; i < v.list->count && run->status == WEFT_OK; i++) {
         if (i > 0) weft__j_puts(run, sink, ", ");
-        weft__j_write_repr(run, sink, items.items[i]);
+        weft__j_write_repr(run, sink, v.list->items[i]);
     }
-    weft__j_puts(run, sink, tuple ? (items.count == 1 ? ",)" : ")") : "]");
+    weft__j_puts(run, sink, tuple ? (v.list->count == 1 ? ",)" : ")") : "]");
 }
 
 static void repr_dict(struct jrun *run, struct jsink *sink, const struct jdict *dict)
@@ -193,32 +191,9 @@ static void repr_dict(struct jrun *run, struct jsink *sink, const struct jdict *
     weft__j_puts(run, sink, "}");
 }
 
-static void write_compound(struct jrun *run, struct jsink *sink, struct jvalue v)
-{
-    switch (v.kind) {
-    case J_LIST:
-    case J_TUPLE:
-        repr_items(run, sink, v);
-        break;
-    case J_DICT:
-        repr_dict(run, sink, v.dict);
-        break;
-    case J_KEYS:
-    case J_VALUES:
-    case J_ITEMS:
-        weft__j_puts(run, sink, weft__j_type(v));
-        weft__j_puts(run, sink, "(");
-        repr_items(run, sink, v);
-        weft__j_puts(run, sink, ")");
-        break;
-    default: /* mostly an address, which no template can want */
-        weft__j_fail(run, WEFT_UNSUPPORTED, "printing a %s", weft__j_type(v));
-    }
-}
-
 void weft__j_write_repr(struct jrun *run, struct jsink *sink, struct jvalue v)
 {
-    if (!weft__j_tick(run, 0)) return;
+    if (!weft__j_tick(run, 0) || !weft__j_enter(run)) return;
     switch (v.kind) {
     case J_NONE:
         weft__j_puts(run, sink, "None");
@@ -238,11 +213,17 @@ void weft__j_write_repr(struct jrun *run, struct jsink *sink, struct jvalue v)
     case J_UNDEFINED:
         weft__j_puts(run, sink, "Undefined");
         break;
-    default:
-        if (!weft__j_enter(run)) return;
-        write_compound(run, sink, v);
-        run->depth--;
+    case J_LIST:
+    case J_TUPLE:
+        repr_items(run, sink, v);
+        break;
+    case J_DICT:
+        repr_dict(run, sink, v.dict);
+        break;
+    default: /* mostly an address, which no template can want */
+        weft__j_fail(run, WEFT_UNSUPPORTED, "printing a %s", weft__j_type(v));
     }
+    run->depth--;
 }
 
 void weft__j_write_str(struct jrun *run, struct jsink *sink, struct jvalue v)
@@ -316,17 +297,11 @@ static void json_value(struct jrun *run, struct jsink *sink, const struct json_s
 static void json_key(struct jrun *run, struct jsink *sink, const struct json_style *style,
                      struct jvalue key)
 {
-    if (key.kind == J_STRING) {
+    if (key.kind == J_STRING)
         json_text(run, sink, key, style->ascii);
-    } else if (key.kind == J_NONE || key.kind == J_BOOL || key.kind == J_INT ||
-               key.kind == J_FLOAT) {
-        weft__j_puts(run, sink, "\"");
-        json_value(run, sink, style, key, 0);
-        weft__j_puts(run, sink, "\"");
-    } else {
-        weft__j_fail(run, WEFT_INVALID, "keys must be str, int, float, bool or None, not %s",
+    else
+        weft__j_fail(run, WEFT_UNSUPPORTED, "tojson of a mapping with a key that is a %s",
                      weft__j_type(key));
-    }
 }
 
 static void json_dict(struct jrun *run, struct jsink *sink, const struct json_style *style,

@@ -11,17 +11,12 @@ enum { MAX_DEPTH = 800 };
 
 struct jvalue weft__j_fail(struct jrun *run, weft_status status, const char *format, ...)
 {
-    if (run->status != WEFT_OK) return (struct jvalue){0};
-    char text[300];
-    int line = 1, column = 1;
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(text, sizeof text, format, args);
+    if (run->status == WEFT_OK)
+        run->status = weft__j_report(run->err, status, "chat template", run->tmpl->text,
+                                     run->at != NULL ? run->at->offset : 0, format, args);
     va_end(args);
-    weft__j_clean(text);
-    if (run->at != NULL) weft__j_locate(run->tmpl->text, run->at->offset, &line, &column);
-    run->status =
-        weft__fail(run->err, status, "chat template: line %d, column %d: %s", line, column, text);
     return (struct jvalue){0};
 }
 
@@ -159,34 +154,28 @@ static struct jvalue captured(struct jrun *run, const struct jnode *body)
     return weft__j_written(&sink);
 }
 
-/* The next item of the loop that its inline `if` lets through. */
-static bool pull(struct jrun *run, struct jloop *loop, struct jvalue *out)
+/* Whether the inline `if` of the loop lets an item through. */
+static bool passes(struct jrun *run, struct jloop *loop, struct jvalue item)
 {
-    while (run->status == WEFT_OK && loop->taken < loop->items.count) {
-        struct jvalue item = loop->items.items[loop->taken++];
-        if (loop->node->c == NULL) {
-            *out = item;
-            return true;
-        }
-        if (!weft__j_tick(run, 0)) return false;
-        struct jscope *outer = run->scope, *scope = push_scope(run, loop->scope);
-        if (scope == NULL) return false;
-        assign(run, loop->node->a, item);
-        bool passes = weft__j_truth(run, weft__j_eval(run, loop->node->c));
-        pop_scope(run, scope, outer);
-        if (run->status != WEFT_OK || !passes) continue;
-        *out = item;
-        return true;
-    }
-    return false;
+    if (loop->node->c == NULL) return true;
+    struct jscope *outer = run->scope, *scope = push_scope(run, loop->scope);
+    if (scope == NULL || !weft__j_tick(run, 0)) return false;
+    assign(run, loop->node->a, item);
+    bool out = weft__j_truth(run, weft__j_eval(run, loop->node->c));
+    pop_scope(run, scope, outer);
+    return out;
 }
 
 /* The item after the current one, asked for ahead of time. */
 bool weft__j_loop_peek(struct jrun *run, struct jloop *loop, struct jvalue *out)
 {
-    if (loop->after.kind == J_ABSENT && !pull(run, loop, &loop->after)) return false;
+    while (loop->after.kind == J_ABSENT && loop->taken < loop->items.count &&
+           run->status == WEFT_OK) {
+        struct jvalue item = loop->items.items[loop->taken++];
+        if (passes(run, loop, item)) loop->after = item;
+    }
     *out = loop->after;
-    return true;
+    return out->kind != J_ABSENT;
 }
 
 static void exec_loop(struct jrun *run, struct jloop *loop)
@@ -311,19 +300,13 @@ static void exec_if(struct jrun *run, const struct jnode *node)
         }
 }
 
-static void exec_scope(struct jrun *run, const struct jnode *body)
-{
-    struct jscope *outer = run->scope, *scope = push_scope(run, outer);
-    if (scope != NULL) exec(run, body);
-    pop_scope(run, scope, outer);
-}
-
 static void exec_capture(struct jrun *run, const struct jnode *target, const struct jnode *filters,
                          const struct jnode *body)
 {
     struct jscope *outer = run->scope, *scope = push_scope(run, outer);
     struct jvalue value = scope != NULL ? captured(run, body) : (struct jvalue){0};
-    if (filters != NULL) value = weft__j_filter_block(run, filters, value);
+    run->block = value;
+    if (filters != NULL) value = weft__j_eval(run, filters);
     pop_scope(run, scope, outer);
     if (run->status != WEFT_OK || run->flow != 0) return;
     if (target != NULL)
@@ -368,9 +351,6 @@ static void exec_node(struct jrun *run, const struct jnode *node)
         value = new_macro(run, node->b);
         if (run->status == WEFT_OK) value = weft__j_eval_call(run, node->a, value);
         weft__j_write_str(run, run->sink, value);
-        break;
-    case S_SCOPE:
-        exec_scope(run, node->b);
         break;
     default:
         run->flow = node->kind; /* S_BREAK, S_CONTINUE */
