@@ -79,35 +79,49 @@ bool weft__json_integer(const json_t *value, int64_t *out)
     return true;
 }
 
+/* A value as its sender wrote it, cut after some characters. */
+static const char *describe(const json_t *value, char out[48])
+{
+    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII);
+    (void)snprintf(out, 48, "%.44s", text != NULL ? text : "?");
+    free(text);
+    return out;
+}
+
 bool weft__field_int(const json_t *object, const char *name, int64_t min, int64_t max, int64_t *out,
                      struct weft__refusal *refusal)
 {
     const json_t *value = weft__field(object, name);
+    char range[64], given[48];
     int64_t integer;
     if (value == NULL) return true;
-    if (!weft__json_integer(value, &integer))
-        return weft__refuse(refusal, 400, "invalid_type", name, "%s must be an integer", name);
-    if (integer < min || integer > max)
-        return weft__refuse(refusal, 400, "invalid_value", name,
-                            "%s is %lld; it must be from %lld to %lld", name, (long long)integer,
-                            (long long)min, (long long)max);
-    *out = integer;
-    return true;
+    bool is_integer = weft__json_integer(value, &integer);
+    if (is_integer && integer >= min && integer <= max) {
+        *out = integer;
+        return true;
+    }
+    if (max == INT64_MAX)
+        (void)snprintf(range, sizeof range, "of at least %lld", (long long)min);
+    else
+        (void)snprintf(range, sizeof range, "from %lld to %lld", (long long)min, (long long)max);
+    return weft__refuse(refusal, 400, is_integer ? "invalid_value" : "invalid_type", name,
+                        "%s is %s; it must be an integer %s", name, describe(value, given), range);
 }
 
 static bool field_float(const json_t *object, const char *name, double min, double max, float *out,
                         struct weft__refusal *refusal)
 {
     const json_t *value = weft__field(object, name);
+    char given[48];
     if (value == NULL) return true;
-    if (!json_is_number(value))
-        return weft__refuse(refusal, 400, "invalid_type", name, "%s must be a number", name);
     double number = json_number_value(value);
-    if (!(number >= min && number <= max))
-        return weft__refuse(refusal, 400, "invalid_value", name,
-                            "%s is %g; it must be from %g to %g", name, number, min, max);
-    *out = (float)number;
-    return true;
+    if (json_is_number(value) && number >= min && number <= max) {
+        *out = (float)number;
+        return true;
+    }
+    return weft__refuse(refusal, 400, json_is_number(value) ? "invalid_value" : "invalid_type",
+                        name, "%s is %s; it must be a number from %g to %g", name,
+                        describe(value, given), min, max);
 }
 
 bool weft__field_bool(const json_t *object, const char *name, bool *out,
@@ -115,8 +129,10 @@ bool weft__field_bool(const json_t *object, const char *name, bool *out,
 {
     const json_t *value = weft__field(object, name);
     if (value == NULL) return true;
+    char given[48];
     if (!json_is_boolean(value))
-        return weft__refuse(refusal, 400, "invalid_type", name, "%s must be true or false", name);
+        return weft__refuse(refusal, 400, "invalid_type", name,
+                            "%s is %s; it must be true or false", name, describe(value, given));
     *out = json_is_true(value);
     return true;
 }
@@ -257,7 +273,8 @@ static bool read_count(struct weft__ask *ask, const json_t *params, struct weft_
     if (!weft__field_int(params, "best_of", 1, WEFT__SAMPLES_MAX, &best_of, refusal)) return false;
     if (best_of != n && best_of != 1)
         return weft__refuse(refusal, 400, "unsupported", "best_of",
-                            "best_of other than n is not supported");
+                            "best_of is %lld and n %lld; best_of must be 1 or equal to n",
+                            (long long)best_of, (long long)n);
     ask->samples = (int)n;
     return true;
 }
