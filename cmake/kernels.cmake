@@ -2,12 +2,13 @@
 #
 # Sets WEFT_KERNEL_IMAGES to the sources that define `weft__cuda_images`, an array of
 # { const char *name; const void *start, *end; } with one entry a .cu file, in alphabetical order,
-# and a last entry whose name is NULL. Without nvcc it has that last entry alone.
+# and a last entry whose name is NULL. Without nvcc it has that last entry alone. Beside each fatbin
+# stands what ptxas said of it, for tests/house/kernels.py.
 set(WEFT_CUDA_REAL 80 86 89 90a 100f 120f CACHE STRING "Targets of the CUDA kernels")
 set(WEFT_CUDA_PTX 80) # for what comes later: plain PTX, conversions in software
 
 # The numbers promise on the device: as -ffp-contract=off and no fast math on the host.
-set(WEFT_NVCC_FLAGS --threads=2 -std=c++17 -O3 --fmad=false -ftz=false -prec-div=true -prec-sqrt=true
+set(WEFT_NVCC_FLAGS --threads=2 --resource-usage -std=c++17 -O3 --fmad=false -ftz=false -prec-div=true -prec-sqrt=true
                     --Werror all-warnings -I${CMAKE_SOURCE_DIR}/include -I${CMAKE_SOURCE_DIR}/src)
 foreach(arch ${WEFT_CUDA_REAL})
     list(APPEND WEFT_NVCC_FLAGS -gencode=arch=compute_${arch},code=sm_${arch})
@@ -38,7 +39,8 @@ foreach(source ${kernels})
     get_filename_component(name ${source} NAME_WE)
     set(fatbin ${CMAKE_BINARY_DIR}/kernels/${name}.fatbin)
     add_custom_command(OUTPUT ${fatbin}
-        COMMAND ${WEFT_NVCC} ${WEFT_NVCC_FLAGS} -MD -MF ${fatbin}.d -fatbin -o ${fatbin} ${source}
+        COMMAND sh -c "\"$@\" >${fatbin}.log 2>&1 || { cat ${fatbin}.log; exit 1; }" nvcc
+                ${WEFT_NVCC} ${WEFT_NVCC_FLAGS} -MD -MF ${fatbin}.d -fatbin -o ${fatbin} ${source}
         DEPENDS ${source} DEPFILE ${fatbin}.d COMMENT "Building kernels/${name}.fatbin" VERBATIM)
     list(APPEND fatbins ${fatbin})
     string(APPEND bytes "    .balign 64\n${name}_start: .incbin \"${fatbin}\"\n${name}_end:\n"

@@ -4,6 +4,9 @@
 #     test       the conformance tests of GPU ranks
 #     sanitize   a short run under compute-sanitizer, if it is there
 #     bench      fused against unfused; sweep: every path, form and algorithm; parts: where time goes
+#     soak       a million epochs with random delays
+#     pair       several GPUs, a rank each: fused against NCCL with separate kernels, and what PyTorch
+#                takes for the sum alone
 # CMOCKA=DIR: a folder with cmocka.h and libcmocka.so, where the system has none. OUT=DIR: logs.
 set -eu
 cd "$(dirname "$0")/.."
@@ -72,7 +75,7 @@ for what in "$@"; do
     sanitize)
         for tool in memcheck racecheck synccheck; do
             echo "compute-sanitizer $tool"
-            timeout 60 compute-sanitizer --report-api-errors no --tool $tool \
+            timeout 50 compute-sanitizer --report-api-errors no --tool $tool \
                 $build/comm_cuda_numbers_test --short >$build/$tool.log 2>&1 || true
             grep -m 20 '=========' $build/$tool.log || true
             tail -3 $build/$tool.log
@@ -80,6 +83,12 @@ for what in "$@"; do
         ;;
     bench) timeout 300 $build/comm_cuda_bench 2>&1 | tee "$out/bench.log" ;;
     parts) timeout 100 $build/comm_cuda_bench parts 2>&1 | tee "$out/parts.log" ;;
+    soak) timeout 300 $build/comm_cuda_order_test --soak 2>&1 | tee "$out/soak.log" ;;
+    pair)
+        nccl=$(python3 -c 'import nvidia.nccl; print(nvidia.nccl.__path__[0] + "/lib")' || true)
+        LD_LIBRARY_PATH=$nccl timeout 100 $build/comm_cuda_bench 2>&1 | tee "$out/pair.log"
+        timeout 100 python3 tools/torch-allreduce.py 2>&1 | tee "$out/torch.log"
+        ;;
     sweep) timeout 400 $build/comm_cuda_bench sweep 2>&1 | tee "$out/sweep.log" ;;
     *) echo "unknown: $what"; status=2 ;;
     esac

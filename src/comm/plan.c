@@ -110,14 +110,15 @@ static weft_status meet(const struct bench *bench, const struct report *mine, st
 static weft_status run(const struct bench *bench, struct trial *trial, bool *enough,
                        weft_error *err)
 {
-    enum { CHAIN = 8, LONG_CHAIN = 2, REPEATS = 2 };
+    enum { CHAIN = 8, LONG_CHAIN = 3, REPEATS = 3 };
     struct weft__comm_kernels *k = bench->comm->kernels;
     struct report mine = {0}, all[WEFT__MAX_RANKS];
     uint64_t bytes = class_bytes[trial->class];
     int chain = trial->class <= 2 ? CHAIN : LONG_CHAIN;
-    WEFT__TRY(bench->dev->begin(k, err));
+    weft_status status = bench->dev->begin(k, err);
+    if (status == WEFT_OK) status = weft_comm_barrier(bench->comm, err); /* start together */
+    if (status == WEFT_OK) status = bench->dev->mark(k, err);
     bench->comm->trial = &trial->choice;
-    weft_status status = WEFT_OK;
     for (int i = 0; i < chain && status == WEFT_OK; i++)
         status = operate(bench, trial->op, bytes, err);
     bench->comm->trial = NULL;

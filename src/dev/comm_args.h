@@ -238,8 +238,10 @@ struct weft__dev_trial {
                                 size_t bytes, weft_error *err);
     weft_status (*memory_read)(struct weft__comm_kernels *kernels, void *to, const void *from,
                                size_t bytes, weft_error *err);
-    /* What is called from begin to (end) is kept; run does it, waits, and gives the time. (drop) */
+    /* What is called from begin to (end) is kept; run does it, waits, and gives the time since mark
+     * was called. (drop), also after a failure. */
     weft_status (*begin)(struct weft__comm_kernels *kernels, weft_error *err);
+    weft_status (*mark)(struct weft__comm_kernels *kernels, weft_error *err);
     weft_status (*end)(struct weft__comm_kernels *kernels, weft_error *err);
     weft_status (*run)(struct weft__comm_kernels *kernels, float *us, weft_error *err);
     void (*drop)(struct weft__comm_kernels *kernels);

@@ -139,8 +139,9 @@ static weft_status time_graph(struct rank_run *self, int64_t rows, double *us, w
     float graph_us = 0;
     WEFT__TRY(operate(self, rows, err)); /* NCCL connects when it is first called */
     WEFT__TRY(meet(self, &nothing, all, err));
-    WEFT__TRY(dev->begin(k, err));
-    weft_status status = WEFT_OK;
+    weft_status status = dev->begin(k, err);
+    if (status == WEFT_OK) status = weft_comm_barrier(self->comm, err); /* start together */
+    if (status == WEFT_OK) status = dev->mark(k, err);
     for (int64_t i = 0; i < self->run->iterations && status == WEFT_OK; i++)
         status = operate(self, rows, err);
     weft_status ended = dev->end(k, status == WEFT_OK ? err : NULL);

@@ -6,7 +6,7 @@
 enum { HIDDEN = 6144, CHAIN = 100, REPLAYS = 7, ROWS_MAX = 1024, MESSAGE_BYTES = 16 << 20 };
 
 /* What an operation does, to see where time goes. */
-enum part { FUSED, UNFUSED, SUM_ONLY, LOCAL_COPY, LOCAL_NORM };
+enum part { FUSED, UNFUSED, UNFUSED_NCCL, SUM_ONLY, LOCAL_COPY, LOCAL_NORM };
 
 struct rank_memory {
     void *x, *residual, *weight, *s, *y, *codes, *scales;
@@ -14,6 +14,7 @@ struct rank_memory {
 
 struct bench {
     int p;
+    bool nccl; /* there is one, and a device for each rank */
     weft_world *world;
     weft_comm *comm[WEFT__MAX_RANKS];
     struct rank_memory memory[WEFT__MAX_RANKS];
@@ -32,6 +33,7 @@ struct setup {
 struct opening {
     struct bench *bench;
     int rank;
+    bool nccl;
     weft_error err;
 };
 
@@ -39,8 +41,15 @@ static void *open_rank(void *arg)
 {
     struct opening *self = arg;
     struct bench *bench = self->bench;
-    if (weft_comm_open(bench->world, self->rank, &bench->comm[self->rank], &self->err) != WEFT_OK)
-        bench->comm[self->rank] = NULL;
+    weft_comm *comm = NULL;
+    uint8_t id[WEFT__NCCL_ID_BYTES] = {0}, all[WEFT__MAX_RANKS * WEFT__NCCL_ID_BYTES];
+    if (weft_comm_open(bench->world, self->rank, &comm, &self->err) != WEFT_OK) return NULL;
+    bench->comm[self->rank] = comm;
+    const struct weft__dev_baseline *nccl = comm->dev->baseline;
+    weft_gather gather = {.rows = 1, .row_bytes = sizeof id, .in = id, .out = all};
+    self->nccl = comm->kernels->rank->sharers == 1 && nccl->id(comm->kernels, id, NULL) == WEFT_OK;
+    self->nccl = weft__comm_gather_host(comm, &gather, &self->err) == WEFT_OK && self->nccl &&
+                 nccl->open(comm->kernels, all, NULL) == WEFT_OK;
     return NULL;
 }
 
@@ -80,7 +89,11 @@ static bool bench_open(struct bench *bench, const struct gpu_place *place, int p
         opening[r] = (struct opening){.bench = bench, .rank = r};
         if (pthread_create(&thread[r], NULL, open_rank, &opening[r]) != 0) abort();
     }
-    for (int r = 0; r < p; r++) (void)pthread_join(thread[r], NULL);
+    bench->nccl = true;
+    for (int r = 0; r < p; r++) {
+        (void)pthread_join(thread[r], NULL);
+        bench->nccl = bench->nccl && opening[r].nccl;
+    }
     for (int r = 0; r < p; r++) {
         if (bench->comm[r] == NULL) {
             *err = opening[r].err;
@@ -101,6 +114,7 @@ static void bench_close(struct bench *bench)
                        bench->memory[r].scales};
         for (size_t i = 0; i < WEFT__COUNT(all); i++)
             if (all[i] != NULL) gpu_free(bench->comm[r], all[i]);
+        bench->comm[r]->dev->baseline->close(bench->comm[r]->kernels);
         weft_comm_close(bench->comm[r]);
     }
     weft_world_destroy(bench->world);
@@ -130,7 +144,7 @@ static weft_status operate(struct bench *bench, int r, const struct setup *setup
         return setup->part == SUM_ONLY ? weft_comm_allreduce(comm, &op, err)
                                        : local(comm, &op, err);
     }
-    if (setup->part != UNFUSED) {
+    if (setup->part != UNFUSED && setup->part != UNFUSED_NCCL) {
         op.residual = m->residual;
         op.residual_out = m->s;
         op.norm = true;
@@ -142,7 +156,10 @@ static weft_status operate(struct bench *bench, int r, const struct setup *setup
     }
     weft_reduce add = op, norm = op, code = op;
     op.y = m->y;
-    WEFT__TRY(weft_comm_allreduce(comm, &op, err));
+    size_t bytes = (size_t)setup->rows * HIDDEN * 2; /* NCCL sums half as many F32 */
+    WEFT__TRY(setup->part == UNFUSED_NCCL
+                  ? comm->dev->baseline->run(comm->kernels, WEFT__ALLREDUCE, m->x, m->y, bytes, err)
+                  : weft_comm_allreduce(comm, &op, err));
     add.x = m->y;
     add.residual = m->residual;
     add.residual_out = m->s;
@@ -173,21 +190,32 @@ static int chain_of(const struct setup *setup)
     return setup->rows <= 16 ? CHAIN : setup->rows <= 64 ? CHAIN / 2 : CHAIN / 10;
 }
 
+/* An event belongs to a device, as do the streams that record it. */
+static CUevent event_for(const weft_comm *comm, unsigned flags)
+{
+    const struct weft__cuda_driver *driver = gpu_driver(comm);
+    CUevent event = NULL;
+    CUcontext popped;
+    (void)driver->context_push(comm->kernels->rank->device.context);
+    (void)driver->event_create(&event, flags);
+    (void)driver->context_pop(&popped);
+    return event;
+}
+
 /* All ranks' chains as branches of one graph. */
 static weft_status capture(struct bench *bench, const struct setup *setup, CUgraphExec *out,
                            weft_error *err)
 {
     const struct weft__cuda_driver *driver = gpu_driver(bench->comm[0]);
     CUstream first = weft_comm_stream(bench->comm[0]);
-    CUevent fork, join[WEFT__MAX_RANKS];
+    CUevent fork = event_for(bench->comm[0], CU_EVENT_DISABLE_TIMING), join[WEFT__MAX_RANKS];
     CUgraph graph = NULL;
-    (void)driver->event_create(&fork, CU_EVENT_DISABLE_TIMING);
     (void)driver->capture_begin(first, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     (void)driver->event_record(fork, first);
     weft_status status = WEFT_OK;
     for (int r = 0; r < bench->p; r++) {
         CUstream stream = weft_comm_stream(bench->comm[r]);
-        (void)driver->event_create(&join[r], CU_EVENT_DISABLE_TIMING);
+        join[r] = event_for(bench->comm[r], CU_EVENT_DISABLE_TIMING);
         if (r > 0) (void)driver->stream_wait(stream, fork, 0);
         for (int i = 0; i < chain_of(setup) && status == WEFT_OK; i++)
             status = operate(bench, r, setup, err);
@@ -209,10 +237,8 @@ static weft_status replay(struct bench *bench, CUgraphExec graph, int chain, flo
 {
     const struct weft__cuda_driver *driver = gpu_driver(bench->comm[0]);
     CUstream stream = weft_comm_stream(bench->comm[0]);
-    CUevent from, to;
+    CUevent from = event_for(bench->comm[0], 0), to = event_for(bench->comm[0], 0);
     float ms[REPLAYS + 1];
-    (void)driver->event_create(&from, 0);
-    (void)driver->event_create(&to, 0);
     for (int i = 0; i <= REPLAYS; i++) {
         (void)driver->event_record(from, stream);
         CUresult result = driver->graph_launch(graph, stream);
@@ -286,10 +312,10 @@ static void sweep(struct bench *bench)
 
 static void parts(struct bench *bench)
 {
-    static const char *const names[] = {"fused", "unfused", "sum", "copy", "norm"};
+    static const char *const names[] = {"fused", "", "", "sum", "copy", "norm"};
     printf("p part: us at cluster 1 2 4 8, the same one by one; 1 row, pull\n");
     for (int part = FUSED; part <= LOCAL_NORM; part++) {
-        if (part == UNFUSED) continue;
+        if (part == UNFUSED || part == UNFUSED_NCCL) continue;
         printf("%d %-5s:", bench->p, names[part]);
         for (int serial = 0; serial <= 1; serial++)
             for (int cluster = 1; cluster <= 8; cluster *= 2) {
@@ -332,7 +358,8 @@ static void host_forms(struct bench *bench)
 static void table(struct bench *bench)
 {
     static const int64_t rows[] = {1, 4, 16, 64, 256, 1024};
-    printf("p path rows KiB: us fused, unfused, ratio | with FP8 token | with NVFP4 swizzled\n");
+    printf("p path rows KiB: us fused, unfused, ratio%s | with FP8 token | with NVFP4 swizzled\n",
+           bench->nccl ? ", unfused with NCCL, ratio" : "");
     for (int path = WEFT_PATH_PUSH; path <= WEFT_PATH_HOST; path++)
         for (size_t i = 0; i < WEFT__COUNT(rows); i++) {
             printf("%d %s %4lld %5lld:", bench->p, path_names[path], (long long)rows[i],
@@ -347,6 +374,10 @@ static void table(struct bench *bench)
                 float unfused = time_of(bench, &setup);
                 printf("%s %8.2f %8.2f %5.2f", q > 0 ? " |" : "", (double)fused, (double)unfused,
                        (double)(fused / unfused));
+                if (!bench->nccl) continue;
+                setup.part = UNFUSED_NCCL;
+                unfused = time_of(bench, &setup);
+                printf(" %8.2f %5.2f", (double)unfused, (double)(fused / unfused));
             }
             printf("\n");
             (void)fflush(stdout);
@@ -363,7 +394,7 @@ int main(int argc, char **argv)
         "hidden %d BF16: all-reduce + residual + RMSNorm; %d devices, rank r on device r mod %d; "
         "ranks are branches of one graph, at most %d operations each\n",
         HIDDEN, place.devices, place.devices, CHAIN);
-    for (int p = 2; p <= 8; p *= 2) {
+    for (int p = 2; p <= (place.devices > 1 ? place.devices : 8); p *= 2) {
         struct bench bench;
         weft_error err = {0};
         if (!bench_open(&bench, &place, p, &err)) {

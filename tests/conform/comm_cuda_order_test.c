@@ -219,7 +219,7 @@ static weft_status epochs(struct gpu_rank *self, weft_error *err)
 
 struct context {
     struct gpu_place place;
-    int epochs;
+    bool soak;
 };
 
 static void run(const struct context *context, int p, gpu_fn *fn, struct job *job)
@@ -250,18 +250,19 @@ static void graphs_replay_in_any_order(void **state)
 static void epochs_hold(void **state)
 {
     const struct context *context = *state;
-    for (int p = 2; p <= 4; p += 2) {
+    for (int p = context->soak ? 3 : 2; p <= 4; p += 2) {
         uint64_t begun = weft__now_ns();
-        run(context, p, epochs, &(struct job){.epochs = context->epochs});
-        printf("p = %d: %d epochs, %.1f s\n", p, context->epochs,
+        int count = context->soak ? 1000000 : 20000;
+        run(context, p, epochs, &(struct job){.epochs = count});
+        printf("p = %d: %d epochs, %.1f s\n", p, count,
                (double)(weft__now_ns() - begun) / 1e9);
     }
 }
 
 int main(int argc, char **argv)
 {
-    bool soak = argc > 1 && strcmp(argv[1], "--soak") == 0;
-    struct context context = {gpu_place_or_skip("comm_cuda_order"), soak ? 1000000 : 20000};
+    struct context context = {.place = gpu_place_or_skip("comm_cuda_order"),
+                              .soak = argc > 1 && strcmp(argv[1], "--soak") == 0};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(chains_hold, &context),
         cmocka_unit_test_prestate(graphs_replay_in_any_order, &context),

@@ -76,6 +76,12 @@ struct weft__cuda_fit {
     int instance, cluster, threads, shared_bytes, clusters;
 };
 
+/* Operations that are timed. */
+struct weft__cuda_trial {
+    CUgraphExec graph;
+    CUevent from, to; /* recorded by it */
+};
+
 struct weft__comm_kernels {
     struct weft__comm_link link;
     struct weft__cuda_rank *rank;
@@ -86,7 +92,7 @@ struct weft__comm_kernels {
     struct weft__cuda_fit fits[64];
     int fit_count;
     struct weft__cuda_tuning tuning;
-    CUgraphExec graph;       /* of a trial */
+    struct weft__cuda_trial trial;
     struct weft__nccl *nccl; /* of a baseline */
 };
 
@@ -103,7 +109,7 @@ void weft__cuda_sync(struct weft__comm_kernels *k);
 /* Whether a kernel of every instance fits beside those of all ranks on the device. */
 weft_status weft__cuda_check_fit(struct weft__comm_kernels *k, weft_error *err);
 
-extern const struct weft__dev_trial weft__cuda_trial;
+extern const struct weft__dev_trial weft__cuda_trials;
 extern const struct weft__dev_baseline weft__cuda_nccl;
 
 void weft__cuda_tune(struct weft__comm_kernels *k, const struct weft__cuda_tuning *tuning);

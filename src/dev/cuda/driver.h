@@ -28,7 +28,7 @@ enum { /* CUdevice_attribute */
 };
 enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
 enum { CU_STREAM_NON_BLOCKING = 1, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1 };
-enum { CU_EVENT_DISABLE_TIMING = 2 };
+enum { CU_EVENT_DISABLE_TIMING = 2, CU_EVENT_RECORD_EXTERNAL = 1 };
 enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
 
 /* ---- memory that other processes map ---- */
@@ -144,6 +144,8 @@ typedef struct CUlaunchConfig {
     X(event_create, cuEventCreate, (CUevent * out, unsigned flags))                              \
     X(event_destroy, cuEventDestroy_v2, (CUevent event))                                         \
     X(event_record, cuEventRecord, (CUevent event, CUstream stream))                             \
+    X(event_record_in_graph, cuEventRecordWithFlags,                                             \
+      (CUevent event, CUstream stream, unsigned flags))                                          \
     X(event_sync, cuEventSynchronize, (CUevent event))                                           \
     X(event_elapsed, cuEventElapsedTime, (float *ms, CUevent from, CUevent to))                  \
     X(library_load, cuLibraryLoadData,                                                           \

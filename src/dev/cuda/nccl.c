@@ -18,7 +18,7 @@ enum { ncclSuccess = 0, ncclSum = 0, ncclInt8 = 0, ncclFloat32 = 7 };
 #define NCCL_FUNCTIONS(X)                                                                       \
     X(id, ncclGetUniqueId, (ncclUniqueId * out))                                                \
     X(open, ncclCommInitRank, (ncclComm_t * out, int ranks, ncclUniqueId id, int rank))         \
-    X(close, ncclCommDestroy, (ncclComm_t comm))                                                \
+    X(close, ncclCommAbort, (ncclComm_t comm))                                                  \
     X(allreduce, ncclAllReduce,                                                                 \
       (const void *in, void *out, size_t count, int type, int op, ncclComm_t comm, CUstream s)) \
     X(reduce_scatter, ncclReduceScatter,                                                        \

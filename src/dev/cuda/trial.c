@@ -74,55 +74,66 @@ static weft_status memory_read(struct weft__comm_kernels *k, void *to, const voi
 
 static weft_status begin(struct weft__comm_kernels *k, weft_error *err)
 {
+    struct weft__cuda_trial *trial = &k->trial;
     const struct weft__cuda_driver *driver = enter(k);
-    CUresult result = driver->capture_begin(k->rank->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    CUresult result = driver->event_create(&trial->from, 0);
+    if (result == CUDA_SUCCESS) result = driver->event_create(&trial->to, 0);
+    if (result == CUDA_SUCCESS)
+        result = driver->capture_begin(k->rank->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    return leave(driver, result, "capturing operations", err);
+}
+
+static weft_status mark(struct weft__comm_kernels *k, weft_error *err)
+{
+    const struct weft__cuda_driver *driver = enter(k);
+    CUresult result =
+        driver->event_record_in_graph(k->trial.from, k->rank->stream, CU_EVENT_RECORD_EXTERNAL);
     return leave(driver, result, "capturing operations", err);
 }
 
 static weft_status end(struct weft__comm_kernels *k, weft_error *err)
 {
     CUgraph graph = NULL;
+    CUstream stream = k->rank->stream;
     const struct weft__cuda_driver *driver = enter(k);
-    CUresult result = driver->capture_end(k->rank->stream, &graph);
-    if (result == CUDA_SUCCESS) result = driver->graph_make(&k->graph, graph, 0);
+    CUresult result = driver->event_record_in_graph(k->trial.to, stream, CU_EVENT_RECORD_EXTERNAL);
+    CUresult ended = driver->capture_end(stream, &graph);
+    if (result == CUDA_SUCCESS) result = ended;
+    if (result == CUDA_SUCCESS) result = driver->graph_make(&k->trial.graph, graph, 0);
     if (graph != NULL) (void)driver->graph_destroy(graph);
     return leave(driver, result, "making a graph", err);
 }
 
 static weft_status run(struct weft__comm_kernels *k, float *us, weft_error *err)
 {
-    CUevent from = NULL, to = NULL;
-    CUstream stream = k->rank->stream;
-    const struct weft__cuda_driver *driver = enter(k);
-    CUresult result = driver->event_create(&from, 0);
-    if (result == CUDA_SUCCESS) result = driver->event_create(&to, 0);
-    if (result == CUDA_SUCCESS) result = driver->event_record(from, stream);
-    if (result == CUDA_SUCCESS) result = driver->graph_launch(k->graph, stream);
-    if (result == CUDA_SUCCESS) result = driver->event_record(to, stream);
-    if (result == CUDA_SUCCESS) result = driver->event_sync(to);
     float ms = 0;
-    if (result == CUDA_SUCCESS) result = driver->event_elapsed(&ms, from, to);
-    if (from != NULL) (void)driver->event_destroy(from);
-    if (to != NULL) (void)driver->event_destroy(to);
+    const struct weft__cuda_driver *driver = enter(k);
+    CUresult result = driver->graph_launch(k->trial.graph, k->rank->stream);
+    if (result == CUDA_SUCCESS) weft__cuda_sync(k);
+    if (result == CUDA_SUCCESS) result = driver->event_elapsed(&ms, k->trial.from, k->trial.to);
     *us = ms * 1000;
     return leave(driver, result, "running a graph", err);
 }
 
 static void drop(struct weft__comm_kernels *k)
 {
-    if (k->graph == NULL) return;
+    struct weft__cuda_trial *trial = &k->trial;
     const struct weft__cuda_driver *driver = enter(k);
-    (void)leave(driver, driver->graph_exec_destroy(k->graph), "", NULL);
-    k->graph = NULL;
+    if (trial->graph != NULL) (void)driver->graph_exec_destroy(trial->graph);
+    if (trial->from != NULL) (void)driver->event_destroy(trial->from);
+    if (trial->to != NULL) (void)driver->event_destroy(trial->to);
+    (void)leave(driver, CUDA_SUCCESS, "", NULL);
+    *trial = (struct weft__cuda_trial){0};
 }
 
-const struct weft__dev_trial weft__cuda_trial = {.offers = offers,
-                                                 .form = form,
-                                                 .memory_take = memory_take,
-                                                 .memory_give = memory_give,
-                                                 .memory_write = memory_write,
-                                                 .memory_read = memory_read,
-                                                 .begin = begin,
-                                                 .end = end,
-                                                 .run = run,
-                                                 .drop = drop};
+const struct weft__dev_trial weft__cuda_trials = {.offers = offers,
+                                                  .form = form,
+                                                  .memory_take = memory_take,
+                                                  .memory_give = memory_give,
+                                                  .memory_write = memory_write,
+                                                  .memory_read = memory_read,
+                                                  .begin = begin,
+                                                  .mark = mark,
+                                                  .end = end,
+                                                  .run = run,
+                                                  .drop = drop};
