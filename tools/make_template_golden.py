@@ -262,7 +262,7 @@ STATEMENTS = r"""
 {% for x in l %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }} {% endfor %}
 {% for x in l %}{{ x }},{% endfor %}
 {% for x in l %}{{ loop.previtem }}<{{ x }}>{{ loop.nextitem }} {% endfor %}
-{% for x in l %}{{ loop['index'] }}{{ loop.nosuch }}{% endfor %}
+{% for x in l %}{{ loop['index'] }}{% endfor %}
 {% for k, v in m.items() %}{{ k }}={{ v }};{% endfor %}
 {% for k in m %}{{ k }}{% endfor %}
 {% for k, v in m %}{{ k }}{% endfor %}
@@ -485,7 +485,7 @@ def deliberate(template, result):
     return bool(re.search(
         r"\.\d+ (//|%|is (odd|even|div))|(//|%) -?\d\.|'.*' % |/ big|big /|[^\0-\x7f0].*\|int|3\.7'\|int|s\|int|"
         r"ß.*(title|capitalize)|map\('string'\)\|(replace|upper|string)|"
-        r"('|s)\|reverse|\{1:2.*tojson|'\[-?\d*:-?\d*:(-\d|2)", template))
+        r"range\(.*\)\.[i_]|('|s)\|reverse|\{1:2.*tojson|'\[-?\d*:-?\d*:(-\d|2)", template))
 
 
 def snippets():

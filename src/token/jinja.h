@@ -96,7 +96,7 @@ struct jvalue {
         struct jmacro *macro;
         struct jmethod *method;
         const struct jfunction *function;
-        const struct jundefined *undefined; /* may be NULL */
+        const struct jundefined *undefined;
     };
 };
 
@@ -422,7 +422,7 @@ struct jvalue weft__j_literal(const char *text);
 const char *weft__j_type(struct jvalue v);
 struct jvalue weft__j_undefined(struct jrun *run, struct jvalue object, struct jvalue key);
 struct jvalue weft__j_missing(struct jrun *run, const char *hint); /* undefined with its message */
-struct jvalue weft__j_fail_undefined(struct jrun *run, struct jvalue undefined);
+struct jvalue weft__j_fail_undefined(struct jrun *run, struct jvalue undefined, weft_status status);
 bool weft__j_truth(struct jrun *run, struct jvalue v);
 bool weft__j_equal(struct jrun *run, struct jvalue a, struct jvalue b);
 /* -1, 0, 1; 2: unordered (NaN). op words the error of types that have no order. */
@@ -493,6 +493,5 @@ const struct jfunction *weft__j_string_method(struct jvalue name);
 const struct jfunction *weft__j_method(struct jvalue object, struct jvalue name);
 const struct jfunction *weft__j_lookup_function(const struct jfunction *table, size_t count,
                                                 struct jvalue name);
-bool weft__j_is_known_attribute(struct jvalue object, struct jvalue name);
 
 #endif

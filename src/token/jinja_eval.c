@@ -11,23 +11,22 @@ static struct jvalue loop_attribute(struct jrun *run, struct jloop *loop, struct
 {
     struct jvalue next;
     int64_t index = loop->index0, left = (int64_t)loop->items.count - index;
-    bool counted = weft__j_is_text(name, "length") || weft__j_is_text(name, "revindex") ||
-                   weft__j_is_text(name, "revindex0");
-    if (counted && loop->node->c != NULL)
-        return weft__j_fail(run, WEFT_UNSUPPORTED, "loop.%s of a loop with an if", name.text);
     if (weft__j_is_text(name, "index")) return weft__j_int(index + 1);
     if (weft__j_is_text(name, "index0")) return weft__j_int(index);
     if (weft__j_is_text(name, "first")) return weft__j_bool(index == 0);
     if (weft__j_is_text(name, "last")) return weft__j_bool(!weft__j_loop_peek(run, loop, &next));
-    if (weft__j_is_text(name, "length")) return weft__j_int(loop->items.count);
-    if (weft__j_is_text(name, "revindex")) return weft__j_int(left);
-    if (weft__j_is_text(name, "revindex0")) return weft__j_int(left - 1);
     if (weft__j_is_text(name, "previtem"))
         return index > 0 ? loop->before : weft__j_missing(run, "there is no previous item");
     if (weft__j_is_text(name, "nextitem"))
         return weft__j_loop_peek(run, loop, &next) ? next
                                                    : weft__j_missing(run, "there is no next item");
-    return (struct jvalue){0};
+    if (loop->node->c == NULL) { /* with an inline `if`, their number is not known yet */
+        if (weft__j_is_text(name, "length")) return weft__j_int(loop->items.count);
+        if (weft__j_is_text(name, "revindex")) return weft__j_int(left);
+        if (weft__j_is_text(name, "revindex0")) return weft__j_int(left - 1);
+    }
+    return weft__j_fail(run, WEFT_UNSUPPORTED, "loop.%.*s here", (int)weft__min(name.len, 80),
+                        name.text);
 }
 
 /* What the object itself has by this name, a method or an attribute; ABSENT: nothing. */
@@ -41,6 +40,8 @@ static struct jvalue attribute(struct jrun *run, struct jvalue object, struct jv
         return (struct jvalue){.kind = J_METHOD, .method = method};
     }
     if (object.kind == J_LOOP) return loop_attribute(run, object.loop, name);
+    if (object.kind == J_MACRO || object.kind == J_RANGE)
+        return weft__j_fail(run, WEFT_UNSUPPORTED, "attributes of a %s", weft__j_type(object));
     struct jvalue *found = object.kind == J_NAMESPACE ? weft__j_find(run, object.dict, name) : NULL;
     return found != NULL ? *found : (struct jvalue){0};
 }
@@ -66,32 +67,20 @@ static struct jvalue element(struct jrun *run, struct jvalue object, struct jval
     return out;
 }
 
-/* Neither an attribute nor an element. */
-static struct jvalue nothing(struct jrun *run, struct jvalue object, struct jvalue name)
-{
-    if (!weft__j_is_known_attribute(object, name)) return weft__j_undefined(run, object, name);
-    return weft__j_fail(run, WEFT_UNSUPPORTED, "'%.*s' of a %s", (int)name.len, name.text,
-                        weft__j_type(object));
-}
-
 struct jvalue weft__j_getattr(struct jrun *run, struct jvalue object, struct jvalue name)
 {
-    if (object.kind == J_UNDEFINED) return weft__j_fail_undefined(run, object);
+    if (object.kind == J_UNDEFINED) return weft__j_fail_undefined(run, object, WEFT_INVALID);
     struct jvalue out = attribute(run, object, name);
-    if (out.kind == J_ABSENT &&
-        !(object.kind == J_DICT && weft__j_is_known_attribute(object, name)))
-        out = element(run, object, name);
-    return out.kind != J_ABSENT ? out : nothing(run, object, name);
+    if (out.kind == J_ABSENT) out = element(run, object, name);
+    return out.kind != J_ABSENT ? out : weft__j_undefined(run, object, name);
 }
 
 struct jvalue weft__j_getitem(struct jrun *run, struct jvalue object, struct jvalue key)
 {
-    if (object.kind == J_UNDEFINED) return weft__j_fail_undefined(run, object);
+    if (object.kind == J_UNDEFINED) return weft__j_fail_undefined(run, object, WEFT_INVALID);
     struct jvalue out = element(run, object, key);
-    if (out.kind != J_ABSENT) return out;
-    if (key.kind != J_STRING) return weft__j_undefined(run, object, key);
-    out = attribute(run, object, key);
-    return out.kind != J_ABSENT ? out : nothing(run, object, key);
+    if (out.kind == J_ABSENT && key.kind == J_STRING) out = attribute(run, object, key);
+    return out.kind != J_ABSENT ? out : weft__j_undefined(run, object, key);
 }
 
 /* start, step and count of a slice */
@@ -146,7 +135,7 @@ static struct jvalue slice_string(struct jrun *run, struct jvalue s, struct rang
 struct jvalue weft__j_slice(struct jrun *run, struct jvalue object, const struct jvalue bounds[3])
 {
     struct range range;
-    if (object.kind == J_UNDEFINED) return weft__j_fail_undefined(run, object);
+    if (object.kind == J_UNDEFINED) return weft__j_fail_undefined(run, object, WEFT_INVALID);
     if (object.kind != J_STRING && !weft__j_is_list(object))
         return weft__j_fail(run, WEFT_INVALID, "'%s' object cannot be sliced",
                             weft__j_type(object));
@@ -230,6 +219,22 @@ static struct jvalue marked(struct jvalue v)
     return v;
 }
 
+/* Whether Python has a method by the name of what is undefined. */
+static bool lacks_method(struct jvalue undefined)
+{
+    static const char names[] =
+        " append casefold center clear copy count encode expandtabs extend format_map index insert "
+        "isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable "
+        "isspace istitle isupper ljust partition pop popitem remove removeprefix removesuffix "
+        "reverse rindex rjust rpartition setdefault sort splitlines swapcase translate update "
+        "zfill ";
+    char name[20];
+    struct jvalue key = undefined.undefined->key;
+    if (undefined.undefined->type == NULL || key.kind != J_STRING || key.len > 17) return false;
+    (void)snprintf(name, sizeof name, " %.*s ", (int)key.len, key.text);
+    return strstr(names, name) != NULL;
+}
+
 static struct jvalue call_value(struct jrun *run, struct jvalue what, struct jcall *call)
 {
     struct jvalue out;
@@ -243,7 +248,8 @@ static struct jvalue call_value(struct jrun *run, struct jvalue what, struct jca
     case J_MACRO:
         return weft__j_call_macro(run, what.macro, call);
     case J_UNDEFINED:
-        return weft__j_fail_undefined(run, what);
+        return weft__j_fail_undefined(run, what,
+                                      lacks_method(what) ? WEFT_UNSUPPORTED : WEFT_INVALID);
     default:
         return weft__j_fail(run, WEFT_INVALID, "'%s' object is not callable", weft__j_type(what));
     }
@@ -379,8 +385,8 @@ struct jvalue weft__j_binary(struct jrun *run, enum weft__jop op, struct jvalue 
     if (weft__j_number(a, &fa) && weft__j_number(b, &fb)) return float_binary(run, op, fa, fb);
     if (op == J_OP_MOD && a.kind == J_STRING)
         return weft__j_fail(run, WEFT_UNSUPPORTED, "the formatting operator %%");
-    if (a.kind == J_UNDEFINED) return weft__j_fail_undefined(run, a);
-    if (b.kind == J_UNDEFINED) return weft__j_fail_undefined(run, b);
+    if (a.kind == J_UNDEFINED) return weft__j_fail_undefined(run, a, WEFT_INVALID);
+    if (b.kind == J_UNDEFINED) return weft__j_fail_undefined(run, b, WEFT_INVALID);
     if (op == J_OP_ADD && a.kind == b.kind && a_sequence)
         return a.kind == J_STRING ? join_strings(run, a, b) : join_lists(run, a, 1, b);
     if (op == J_OP_MUL && a_sequence && b_int) return repeat(run, a, ib);
@@ -530,7 +536,7 @@ static struct jvalue eval_unary(struct jrun *run, const struct jnode *node)
     int64_t integer;
     run->at = node;
     if (run->status != WEFT_OK) return value;
-    if (value.kind == J_UNDEFINED) return weft__j_fail_undefined(run, value);
+    if (value.kind == J_UNDEFINED) return weft__j_fail_undefined(run, value, WEFT_INVALID);
     if (value.kind == J_FLOAT) return node->kind == N_NEG ? weft__j_float(-value.real) : value;
     if (!weft__j_integer(value, &integer))
         return weft__j_fail(run, WEFT_INVALID, "bad operand type for unary %c: '%s'",

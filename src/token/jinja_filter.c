@@ -19,7 +19,7 @@ bool weft__j_int_argument(struct jrun *run, struct jvalue v, int64_t otherwise, 
     *out = otherwise;
     if (v.kind == J_ABSENT || weft__j_integer(v, out)) return true;
     if (v.kind == J_UNDEFINED)
-        weft__j_fail_undefined(run, v);
+        weft__j_fail_undefined(run, v, WEFT_INVALID);
     else
         weft__j_fail(run, WEFT_INVALID, "'%s' object cannot be interpreted as an integer",
                      weft__j_type(v));
@@ -113,7 +113,7 @@ static struct jvalue do_indent(struct jrun *run, struct jcall *call)
     struct jsink spaces = {0}, sink = {0};
     bool first = flag(run, call->arg[1]), blank = flag(run, call->arg[2]);
     int64_t width;
-    if (s.kind == J_UNDEFINED) return weft__j_fail_undefined(run, s);
+    if (s.kind == J_UNDEFINED) return weft__j_fail_undefined(run, s, WEFT_INVALID);
     if (s.kind != J_STRING)
         return weft__j_fail(run, WEFT_INVALID, "indent needs a string, not '%s'", weft__j_type(s));
     if (indent.kind != J_STRING) {
@@ -163,7 +163,7 @@ static struct jvalue do_int(struct jrun *run, struct jcall *call)
 {
     struct jvalue self = call->self;
     int64_t out;
-    if (self.kind == J_UNDEFINED) return weft__j_fail_undefined(run, self);
+    if (self.kind == J_UNDEFINED) return weft__j_fail_undefined(run, self, WEFT_INVALID);
     if (weft__j_integer(self, &out)) return weft__j_int(out);
     if (self.kind == J_STRING && parse_int(run, self, &out)) return weft__j_int(out);
     if (self.kind != J_FLOAT || !isfinite(self.real))

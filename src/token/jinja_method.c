@@ -1,5 +1,4 @@
 /* The methods of lists, mappings and loops, and the global functions. */
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -57,32 +56,6 @@ const struct jfunction *weft__j_method(struct jvalue object, struct jvalue name)
     default:
         return NULL;
     }
-}
-
-/* What Python and jinja2 have by these names and weft does not: no template may take them for
- * undefined. What changes a list or mapping, jinja2's sandbox refuses as well. */
-bool weft__j_is_known_attribute(struct jvalue object, struct jvalue name)
-{
-    static const struct {
-        enum weft__jkind kind;
-        const char *names;
-    } known[] = {{J_STRING,
-                  " casefold center count encode expandtabs format_map index isalnum isalpha "
-                  "isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace "
-                  "istitle isupper ljust maketrans partition removeprefix removesuffix rindex "
-                  "rjust rpartition splitlines swapcase translate zfill "},
-                 {J_LIST, " append clear copy count extend index insert pop remove reverse sort "},
-                 {J_TUPLE, " count index "},
-                 {J_RANGE, " count index start step stop "},
-                 {J_DICT, " clear copy fromkeys pop popitem setdefault update "},
-                 {J_LOOP, " changed depth depth0 "},
-                 {J_MACRO, " arguments caller catch_kwargs catch_varargs name "}};
-    char padded[20];
-    (void)snprintf(padded, sizeof padded, " %.*s ", (int)weft__min(name.len, 18), name.text);
-    for (size_t i = 0; i < WEFT__COUNT(known); i++)
-        if (known[i].kind == object.kind && name.len < 18)
-            return strstr(known[i].names, padded) != NULL;
-    return false;
 }
 
 /* ---- globals ---- */

@@ -732,11 +732,16 @@ static struct jnode *parse_filter_block(struct jparser *parser)
     return node_at(parser, offset, S_FILTER, filters, block_body(parser, "endfilter"));
 }
 
-/* Marks assistant text for training in Hugging Face's environment; here only its body counts. */
+/* Marks assistant text for training in Hugging Face's environment, as the body of a call block;
+ * here only that body counts. */
 static struct jnode *parse_generation(struct jparser *parser)
 {
     uint32_t offset = parser->token.offset;
-    return node_at(parser, offset, S_FILTER, NULL, block_body(parser, "endgeneration"));
+    int loops = parser->loops;
+    parser->loops = 0;
+    struct jnode *body = block_body(parser, "endgeneration");
+    parser->loops = loops;
+    return node_at(parser, offset, S_FILTER, NULL, body);
 }
 
 static struct jnode *parse_jump(struct jparser *parser, enum weft__jnode kind)
@@ -837,9 +842,7 @@ static struct jnode *parse_body(struct jparser *parser, const char *const *ends,
     if (++parser->blocks > WEFT__TEMPLATE_MAX_NESTING)
         weft__j_syntax(parser, WEFT_TOO_LONG, parser->token.offset,
                        "blocks nested more than %d deep", WEFT__TEMPLATE_MAX_NESTING);
-    while (!done && parser->status == WEFT_OK) {
-        link(&tail, parse_piece(parser, ends, &done));
-    }
+    while (!done && parser->status == WEFT_OK) link(&tail, parse_piece(parser, ends, &done));
     parser->blocks--;
     parser->soft = outer;
     return body;

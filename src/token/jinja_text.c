@@ -244,7 +244,8 @@ static int64_t search(struct jrun *run, struct jvalue s, struct jvalue needle, b
 {
     if (needle.len == 0) return last ? s.len : 0;
     if (!last) {
-        const char *found = memmem(s.text, s.len, needle.text, needle.len);
+        const char *found = needle.len == 1 ? memchr(s.text, needle.text[0], s.len)
+                                            : memmem(s.text, s.len, needle.text, needle.len);
         size_t looked = found != NULL ? (size_t)(found - s.text) : s.len;
         (void)weft__j_tick(run, looked + needle.len);
         return found != NULL ? found - s.text : -1;

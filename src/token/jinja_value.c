@@ -105,18 +105,17 @@ struct jvalue weft__j_missing(struct jrun *run, const char *hint)
     return (struct jvalue){.kind = J_UNDEFINED, .undefined = what};
 }
 
-struct jvalue weft__j_fail_undefined(struct jrun *run, struct jvalue undefined)
+struct jvalue weft__j_fail_undefined(struct jrun *run, struct jvalue undefined, weft_status status)
 {
     const struct jundefined *what = undefined.undefined;
-    if (what->hint != NULL) return weft__j_fail(run, WEFT_INVALID, "%s", what->hint);
+    if (what->hint != NULL) return weft__j_fail(run, status, "%s", what->hint);
     struct jsink sink = {0};
     weft__j_write_repr(run, &sink, what->key);
     struct jvalue key = weft__j_written(&sink);
     int len = (int)weft__min(key.len, 80);
-    if (what->type == NULL)
-        return weft__j_fail(run, WEFT_INVALID, "%.*s is undefined", len, key.text);
+    if (what->type == NULL) return weft__j_fail(run, status, "%.*s is undefined", len, key.text);
     const char *type = strcmp(what->type, "NoneType") == 0 ? "None" : what->type;
-    return weft__j_fail(run, WEFT_INVALID, "'%s%s' has no %s %.*s", type,
+    return weft__j_fail(run, status, "'%s%s' has no %s %.*s", type,
                         type == what->type ? " object" : "",
                         what->key.kind == J_STRING ? "attribute" : "element", len, key.text);
 }
@@ -178,10 +177,8 @@ bool weft__j_equal(struct jrun *run, struct jvalue a, struct jvalue b)
     int order;
     if (order_numbers(a, b, &order)) return order == 0;
     if (a.kind != b.kind) return false;
-    if (a.kind == J_STRING) {
-        if (a.len != b.len) return false;
-        return weft__j_tick(run, a.len) && order_text(a, b) == 0;
-    }
+    if (a.kind == J_STRING)
+        return a.len == b.len && weft__j_tick(run, a.len) && order_text(a, b) == 0;
     if (same_pointer(a, b)) return true;
     bool equal = false;
     if (!weft__j_tick(run, 0) || !weft__j_enter(run)) return false;
@@ -199,7 +196,7 @@ int weft__j_compare(struct jrun *run, struct jvalue a, struct jvalue b, const ch
     if (run->status != WEFT_OK) return 2;
     if (order_numbers(a, b, &order)) return order;
     if (a.kind == J_UNDEFINED || b.kind == J_UNDEFINED) {
-        weft__j_fail_undefined(run, a.kind == J_UNDEFINED ? a : b);
+        weft__j_fail_undefined(run, a.kind == J_UNDEFINED ? a : b, WEFT_INVALID);
         return 2;
     }
     if (a.kind == J_STRING && b.kind == J_STRING)
