@@ -113,20 +113,26 @@ static int32_t height_of(const struct weft__grammar *g, int32_t begin)
     return height < NO_HEIGHT ? height : NO_HEIGHT;
 }
 
+/* True when the rule turned out to need less than was known. */
+static bool lower(struct weft__grammar *g, size_t rule)
+{
+    struct weft__rule *r = &g->rule[rule];
+    int32_t before = r->height;
+    for (int32_t a = r->first; a >= 0; a = g->alternative[a].next) {
+        int32_t height = height_of(g, g->alternative[a].begin);
+        g->alternative[a].height = height;
+        if (height < r->height) r->height = height;
+    }
+    return r->height < before;
+}
+
 bool weft__grammar_finish(struct weft__grammar *g, int32_t rule)
 {
-    /* Later rules first: most rules call later ones, so few rounds are needed. */
+    /* Up and down: chains of rules were built in either order. */
     for (bool changed = true; changed;) {
         changed = false;
-        for (size_t i = g->rules; i-- > 0;) {
-            for (int32_t a = g->rule[i].first; a >= 0; a = g->alternative[a].next) {
-                int32_t height = height_of(g, g->alternative[a].begin);
-                g->alternative[a].height = height;
-                if (height >= g->rule[i].height) continue;
-                g->rule[i].height = height;
-                changed = true;
-            }
-        }
+        for (size_t i = 0; i < g->rules; i++) changed |= lower(g, i);
+        for (size_t i = g->rules; i-- > 0;) changed |= lower(g, i);
     }
     return g->rule[-rule - 1].height <= WEFT__GUIDE_DEPTH_MAX;
 }

@@ -141,8 +141,8 @@ static int32_t character(struct compiler *c)
     return rule;
 }
 
-/* The rest of a repetition of `item`: from `low` to `high` times, then `end`; high < 0: any number.
- * Every item but the first follows `separator`; 0: none. `first`: none came before. */
+/* `item` from `low` to `high` times, then `end`; high < 0: any number of times. Every item but the
+ * first follows `separator`; 0: there is none. */
 static int32_t repeat(struct weft__grammar *g, int32_t item, int32_t separator, int32_t end,
                       int64_t low, int64_t high)
 {
