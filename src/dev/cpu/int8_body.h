@@ -10,30 +10,64 @@ enum {
 
 /* ---- rounding ---- */
 
-/* Sixteen columns of a chunk from x: codes, sums and scale of block `block`. */
+/* The largest magnitude of sixteen numbers, NaN if one is: as integers they order so. */
+INLINE float largest16(const float x[16])
+{
+    i32x8 a = (i32x8)load8(x) & 0x7fffffff, b = (i32x8)load8(x + 8) & 0x7fffffff;
+    i32x8 more = b > a;
+    a = (b & more) | (a & ~more);
+    int32_t bits = 0;
+    for (int i = 0; i < 8; i++) bits = a[i] > bits ? a[i] : bits;
+    return weft__f32_from_bits((uint32_t)bits);
+}
+
+/* Codes of a block's two lanes, and what they add up to. */
+INLINE void store_codes(i32x8 a, i32x8 b, int block, struct weft__int8_chunk *y)
+{
+    int8_t *even = y->code + 8 * block, *odd = even + INT8 / 2;
+#if defined(__AVX2__)
+    const __m128i apart = _mm_setr_epi8(0, 2, 8, 10, 4, 6, 12, 14, 1, 3, 9, 11, 5, 7, 13, 15);
+    __m256i words = _mm256_packs_epi32((__m256i)a, (__m256i)b);
+    __m128i bytes = _mm_unpacklo_epi64(
+        _mm_packs_epi16(_mm256_castsi256_si128(words), _mm_setzero_si128()),
+        _mm_packs_epi16(_mm256_extracti128_si256(words, 1), _mm_setzero_si128()));
+    bytes = _mm_shuffle_epi8(bytes, apart);
+    _mm_storel_epi64((__m128i *)(void *)even, bytes);
+    _mm_storel_epi64((__m128i *)(void *)odd, _mm_srli_si128(bytes, 8));
+    __m256i pairs = _mm256_hadd_epi32((__m256i)a, (__m256i)b);
+    __m128i fours =
+        _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    __m128i sums = _mm_mullo_epi32(_mm_hadd_epi32(fours, fours), _mm_set1_epi32(OFFSET));
+    _mm_storel_epi64((__m128i *)(void *)(y->sum + 2 * block), sums);
+#else
+    int32_t sum[2] = {0};
+    for (int i = 0; i < 4; i++) {
+        even[i] = (int8_t)a[2 * i];
+        odd[i] = (int8_t)a[2 * i + 1];
+        even[4 + i] = (int8_t)b[2 * i];
+        odd[4 + i] = (int8_t)b[2 * i + 1];
+        sum[0] += a[2 * i] + a[2 * i + 1];
+        sum[1] += b[2 * i] + b[2 * i + 1];
+    }
+    for (int lane = 0; lane < 2; lane++) y->sum[2 * block + lane] = OFFSET * sum[lane];
+#endif
+}
+
 static void round_block(const float x[16], int block, struct weft__int8_chunk *y)
 {
-    u32x8 magnitude = (u32x8)load8(x) & 0x7fffffff, other = (u32x8)load8(x + 8) & 0x7fffffff;
-    u32x8 more = (u32x8)(other > magnitude);
-    magnitude = (other & more) | (magnitude & ~more);
-    uint32_t bits = 0; /* magnitudes order as integers; NaN is above infinity */
-    for (int i = 0; i < 8; i++) bits = magnitude[i] > bits ? magnitude[i] : bits;
-    float largest = weft__f32_from_bits(bits);
-    bool fits = largest <= 0x1p127f, zero = largest < 0x1p-100f;
-    float scale = !fits ? NAN : zero ? 0 : largest / 127.0f * 128.0f;
-    f32x8 inverse = splat(!fits || zero ? 0 : 127.0f / largest);
-    for (int half = 0; half < 2; half++) {
+    float largest = largest16(x), scale = 0;
+    i32x8 code[2] = {0};
+    if (!(largest <= 0x1p127f)) {
+        scale = NAN;
+    } else if (largest >= 0x1p-100f) {
+        f32x8 inverse = splat(127.0f / largest);
+        scale = largest / 127.0f * 128.0f;
         /* Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits. */
-        f32x8 v = fits ? load8(x + 8 * half) : splat(0);
-        i32x8 code = (i32x8)(v * inverse + splat(0x1.8p23f)) - 0x4b400000;
-        int32_t sum = 0;
-        for (int i = 0; i < 8; i++) {
-            y->code[i % 2 * (INT8 / 2) + 8 * block + 4 * half + i / 2] = (int8_t)code[i];
-            sum += code[i];
-        }
-        y->sum[2 * block + half] = OFFSET * sum;
-        y->scale[2 * block + half] = scale;
+        for (int i = 0; i < 2; i++)
+            code[i] = (i32x8)(load8(x + 8 * i) * inverse + splat(0x1.8p23f)) - 0x4b400000;
     }
+    store_codes(code[0], code[1], block, y);
+    y->scale[2 * block] = y->scale[2 * block + 1] = scale;
 }
 
 static void round_int8(const float *x, int64_t n, struct weft__int8_chunk *y)
