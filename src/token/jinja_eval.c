@@ -151,11 +151,8 @@ struct jvalue weft__j_slice(struct jrun *run, struct jvalue object, const struct
 
 static void start_call(struct jcall *call, struct jvalue self)
 {
-    call->self = self;
-    call->positional =
-        (struct jlist){.items = call->first, .count = 0, .cap = WEFT__COUNT(call->first)};
-    call->named = (struct jdict){0};
-    for (int i = 0; i < J_MAX_PARAMS; i++) call->arg[i] = (struct jvalue){0};
+    *call = (struct jcall){.self = self};
+    call->positional = (struct jlist){.items = call->first, .cap = WEFT__COUNT(call->first)};
 }
 
 static bool eval_arguments(struct jrun *run, struct jcall *call, const struct jnode *node)

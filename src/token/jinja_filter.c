@@ -67,15 +67,13 @@ static struct jvalue do_trim(struct jrun *run, struct jcall *call)
     return out;
 }
 
+enum { PLAIN, SAFE, ESCAPE };
+
 static struct jvalue do_string(struct jrun *run, struct jcall *call)
 {
-    return weft__j_str(run, call->self);
-}
-
-static struct jvalue do_safe(struct jrun *run, struct jcall *call)
-{
     struct jvalue s = weft__j_str(run, call->self);
-    s.markup = true;
+    if (call->function->mode == ESCAPE) return weft__j_escape(run, s);
+    s.markup = s.markup || call->function->mode == SAFE;
     return s;
 }
 
@@ -88,11 +86,6 @@ struct jvalue weft__j_escape(struct jrun *run, struct jvalue s)
                             -1);
     s.markup = true;
     return s;
-}
-
-static struct jvalue do_escape(struct jrun *run, struct jcall *call)
-{
-    return weft__j_escape(run, weft__j_str(run, call->self));
 }
 
 static struct jvalue do_replace(struct jrun *run, struct jcall *call)
@@ -511,8 +504,8 @@ static const struct jfunction filters[] = {
     {"d", do_default, 0, 0, 2, {"default_value", "boolean"}},
     {"default", do_default, 0, 0, 2, {"default_value", "boolean"}},
     {"dictsort", do_dictsort, 0, 0, 3, {"case_sensitive", "by", "reverse"}},
-    {"e", do_escape, 0, 0, 0, {0}},
-    {"escape", do_escape, 0, 0, 0, {0}},
+    {"e", do_string, ESCAPE, 0, 0, {0}},
+    {"escape", do_string, ESCAPE, 0, 0, {0}},
     {"first", do_end, 0, 0, 0, {0}},
     {"indent", do_indent, 0, 0, 3, {"width", "first", "blank"}},
     {"int", do_int, 0, 0, 1, {"default"}},
@@ -529,11 +522,11 @@ static const struct jfunction filters[] = {
     {"rejectattr", do_select, REJECT | BY_ATTRIBUTE, 0, J_VARARGS, {0}},
     {"replace", do_replace, 0, 2, 3, {"old", "new", "count"}},
     {"reverse", do_reverse, 0, 0, 0, {0}},
-    {"safe", do_safe, 0, 0, 0, {0}},
+    {"safe", do_string, SAFE, 0, 0, {0}},
     {"select", do_select, SELECT, 0, J_VARARGS, {0}},
     {"selectattr", do_select, SELECT | BY_ATTRIBUTE, 0, J_VARARGS, {0}},
     {"sort", do_sort, 0, 0, 3, {"reverse", "case_sensitive", "attribute"}},
-    {"string", do_string, 0, 0, 0, {0}},
+    {"string", do_string, PLAIN, 0, 0, {0}},
     {"title", do_title, 0, 0, 0, {0}},
     {"tojson", weft__j_tojson, 0, 0, 4, {"ensure_ascii", "indent", "separators", "sort_keys"}},
     {"trim", do_trim, 0, 0, 1, {"chars"}},

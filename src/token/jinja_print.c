@@ -168,27 +168,21 @@ static void repr_text(struct jrun *run, struct jsink *sink, struct jvalue s)
     (void)weft__j_tick(run, (size_t)s.len * 8);
 }
 
+/* of a list, tuple or mapping */
 static void repr_items(struct jrun *run, struct jsink *sink, struct jvalue v)
 {
-    bool tuple = v.kind == J_TUPLE;
-    weft__j_puts(run, sink, tuple ? "(" : "[");
-    for (uint32_t i = 0; i < v.list->count && run->status == WEFT_OK; i++) {
+    bool dict = v.kind == J_DICT, tuple = v.kind == J_TUPLE;
+    uint32_t count = (uint32_t)weft__j_length(v);
+    weft__j_puts(run, sink, dict ? "{" : tuple ? "(" : "[");
+    for (uint32_t i = 0; i < count && run->status == WEFT_OK; i++) {
         if (i > 0) weft__j_puts(run, sink, ", ");
-        weft__j_write_repr(run, sink, v.list->items[i]);
+        if (dict) {
+            weft__j_write_repr(run, sink, v.dict->pairs[i].key);
+            weft__j_puts(run, sink, ": ");
+        }
+        weft__j_write_repr(run, sink, dict ? v.dict->pairs[i].value : v.list->items[i]);
     }
-    weft__j_puts(run, sink, tuple ? (v.list->count == 1 ? ",)" : ")") : "]");
-}
-
-static void repr_dict(struct jrun *run, struct jsink *sink, const struct jdict *dict)
-{
-    weft__j_puts(run, sink, "{");
-    for (uint32_t i = 0; i < dict->count && run->status == WEFT_OK; i++) {
-        if (i > 0) weft__j_puts(run, sink, ", ");
-        weft__j_write_repr(run, sink, dict->pairs[i].key);
-        weft__j_puts(run, sink, ": ");
-        weft__j_write_repr(run, sink, dict->pairs[i].value);
-    }
-    weft__j_puts(run, sink, "}");
+    weft__j_puts(run, sink, dict ? "}" : !tuple ? "]" : count == 1 ? ",)" : ")");
 }
 
 void weft__j_write_repr(struct jrun *run, struct jsink *sink, struct jvalue v)
@@ -215,10 +209,8 @@ void weft__j_write_repr(struct jrun *run, struct jsink *sink, struct jvalue v)
         break;
     case J_LIST:
     case J_TUPLE:
-        repr_items(run, sink, v);
-        break;
     case J_DICT:
-        repr_dict(run, sink, v.dict);
+        repr_items(run, sink, v);
         break;
     default: /* mostly an address, which no template can want */
         weft__j_fail(run, WEFT_UNSUPPORTED, "printing a %s", weft__j_type(v));
@@ -294,49 +286,34 @@ static void json_line(struct jrun *run, struct jsink *sink, const struct json_st
 static void json_value(struct jrun *run, struct jsink *sink, const struct json_style *style,
                        struct jvalue v, int level);
 
-static void json_key(struct jrun *run, struct jsink *sink, const struct json_style *style,
-                     struct jvalue key)
+/* of a list, tuple or mapping */
+static void json_items(struct jrun *run, struct jsink *sink, const struct json_style *style,
+                       struct jvalue v, int level)
 {
-    if (key.kind == J_STRING)
-        json_text(run, sink, key, style->ascii);
-    else
-        weft__j_fail(run, WEFT_UNSUPPORTED, "tojson of a mapping with a key that is a %s",
-                     weft__j_type(key));
-}
-
-static void json_dict(struct jrun *run, struct jsink *sink, const struct json_style *style,
-                      const struct jdict *dict, int level)
-{
-    struct jpair *pairs = dict->pairs;
-    if (style->sort && dict->count > 1) {
-        pairs = weft__j_alloc(run, dict->count * sizeof *pairs);
+    bool dict = v.kind == J_DICT;
+    uint32_t count = (uint32_t)weft__j_length(v);
+    struct jpair *pairs = dict ? v.dict->pairs : NULL;
+    if (dict && style->sort && count > 1) {
+        pairs = weft__j_alloc(run, count * sizeof *pairs);
         if (pairs == NULL) return;
-        memcpy(pairs, dict->pairs, dict->count * sizeof *pairs);
-        if (!weft__j_sort(run, pairs, dict->count, false)) return;
+        memcpy(pairs, v.dict->pairs, count * sizeof *pairs);
+        if (!weft__j_sort(run, pairs, count, false)) return;
     }
-    weft__j_puts(run, sink, "{");
-    for (uint32_t i = 0; i < dict->count && run->status == WEFT_OK; i++) {
+    weft__j_puts(run, sink, dict ? "{" : "[");
+    for (uint32_t i = 0; i < count && run->status == WEFT_OK; i++) {
         if (i > 0) weft__j_write(run, sink, style->comma.text, style->comma.len);
         json_line(run, sink, style, level + 1);
-        json_key(run, sink, style, pairs[i].key);
-        weft__j_write(run, sink, style->colon.text, style->colon.len);
-        json_value(run, sink, style, pairs[i].value, level + 1);
+        if (dict && pairs[i].key.kind != J_STRING)
+            weft__j_fail(run, WEFT_UNSUPPORTED, "tojson of a mapping with a key that is a %s",
+                         weft__j_type(pairs[i].key));
+        if (dict) {
+            json_value(run, sink, style, pairs[i].key, level);
+            weft__j_write(run, sink, style->colon.text, style->colon.len);
+        }
+        json_value(run, sink, style, dict ? pairs[i].value : v.list->items[i], level + 1);
     }
-    if (dict->count > 0) json_line(run, sink, style, level);
-    weft__j_puts(run, sink, "}");
-}
-
-static void json_list(struct jrun *run, struct jsink *sink, const struct json_style *style,
-                      const struct jlist *list, int level)
-{
-    weft__j_puts(run, sink, "[");
-    for (uint32_t i = 0; i < list->count && run->status == WEFT_OK; i++) {
-        if (i > 0) weft__j_write(run, sink, style->comma.text, style->comma.len);
-        json_line(run, sink, style, level + 1);
-        json_value(run, sink, style, list->items[i], level + 1);
-    }
-    if (list->count > 0) json_line(run, sink, style, level);
-    weft__j_puts(run, sink, "]");
+    if (count > 0) json_line(run, sink, style, level);
+    weft__j_puts(run, sink, dict ? "}" : "]");
 }
 
 static void json_value(struct jrun *run, struct jsink *sink, const struct json_style *style,
@@ -361,10 +338,8 @@ static void json_value(struct jrun *run, struct jsink *sink, const struct json_s
         break;
     case J_LIST:
     case J_TUPLE:
-        json_list(run, sink, style, v.list, level);
-        break;
     case J_DICT:
-        json_dict(run, sink, style, v.dict, level);
+        json_items(run, sink, style, v, level);
         break;
     default:
         weft__j_fail(run, WEFT_INVALID, "Object of type %s is not JSON serializable",

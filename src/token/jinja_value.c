@@ -88,21 +88,23 @@ bool weft__j_truth(struct jrun *run, struct jvalue v)
 
 /* ---- undefined ---- */
 
-struct jvalue weft__j_undefined(struct jrun *run, struct jvalue object, struct jvalue key)
+static struct jvalue new_undefined(struct jrun *run, struct jundefined fields)
 {
     struct jundefined *what = weft__j_alloc(run, sizeof *what);
     if (what == NULL) return (struct jvalue){0};
-    what->type = object.kind == J_ABSENT ? NULL : weft__j_type(object);
-    what->key = key;
+    *what = fields;
     return (struct jvalue){.kind = J_UNDEFINED, .undefined = what};
+}
+
+struct jvalue weft__j_undefined(struct jrun *run, struct jvalue object, struct jvalue key)
+{
+    const char *type = object.kind == J_ABSENT ? NULL : weft__j_type(object);
+    return new_undefined(run, (struct jundefined){.type = type, .key = key});
 }
 
 struct jvalue weft__j_missing(struct jrun *run, const char *hint)
 {
-    struct jundefined *what = weft__j_alloc(run, sizeof *what);
-    if (what == NULL) return (struct jvalue){0};
-    what->hint = hint;
-    return (struct jvalue){.kind = J_UNDEFINED, .undefined = what};
+    return new_undefined(run, (struct jundefined){.hint = hint});
 }
 
 struct jvalue weft__j_fail_undefined(struct jrun *run, struct jvalue undefined, weft_status status)
@@ -149,29 +151,6 @@ static int order_text(struct jvalue a, struct jvalue b)
     return order < 0 ? -1 : order > 0;
 }
 
-static bool same_pointer(struct jvalue a, struct jvalue b)
-{
-    return a.kind == b.kind && (a.kind == J_NONE || a.kind == J_UNDEFINED || a.list == b.list);
-}
-
-static bool equal_lists(struct jrun *run, const struct jlist *a, const struct jlist *b)
-{
-    if (a->count != b->count) return false;
-    for (uint32_t i = 0; i < a->count; i++)
-        if (!weft__j_equal(run, a->items[i], b->items[i])) return false;
-    return true;
-}
-
-static bool equal_dicts(struct jrun *run, const struct jdict *a, const struct jdict *b)
-{
-    if (a->count != b->count) return false;
-    for (uint32_t i = 0; i < a->count && run->status == WEFT_OK; i++) {
-        struct jvalue *other = weft__j_find(run, b, a->pairs[i].key);
-        if (other == NULL || !weft__j_equal(run, a->pairs[i].value, *other)) return false;
-    }
-    return true;
-}
-
 bool weft__j_equal(struct jrun *run, struct jvalue a, struct jvalue b)
 {
     int order;
@@ -179,13 +158,15 @@ bool weft__j_equal(struct jrun *run, struct jvalue a, struct jvalue b)
     if (a.kind != b.kind) return false;
     if (a.kind == J_STRING)
         return a.len == b.len && weft__j_tick(run, a.len) && order_text(a, b) == 0;
-    if (same_pointer(a, b)) return true;
-    bool equal = false;
-    if (!weft__j_tick(run, 0) || !weft__j_enter(run)) return false;
-    if (weft__j_is_list(a))
-        equal = equal_lists(run, a.list, b.list);
-    else if (a.kind == J_DICT)
-        equal = equal_dicts(run, a.dict, b.dict);
+    if (a.kind == J_NONE || a.kind == J_UNDEFINED || a.list == b.list) return true;
+    bool list = weft__j_is_list(a), equal = weft__j_length(a) == weft__j_length(b);
+    if ((!list && a.kind != J_DICT) || !weft__j_tick(run, 0) || !weft__j_enter(run)) return false;
+    for (uint32_t i = 0; list && equal && i < a.list->count; i++)
+        equal = weft__j_equal(run, a.list->items[i], b.list->items[i]);
+    for (uint32_t i = 0; !list && equal && i < a.dict->count; i++) {
+        struct jvalue *other = weft__j_find(run, b.dict, a.dict->pairs[i].key);
+        equal = other != NULL && weft__j_equal(run, a.dict->pairs[i].value, *other);
+    }
     run->depth--;
     return equal && run->status == WEFT_OK;
 }
@@ -392,23 +373,12 @@ bool weft__j_put(struct jrun *run, struct jdict *dict, struct jvalue key, struct
 
 /* ---- JSON ---- */
 
-static struct jvalue from_object(struct jrun *run, json_t *json, int depth)
+struct jvalue weft__j_from_json(struct jrun *run, json_t *json, int depth)
 {
-    struct jvalue out = weft__j_new_dict(run);
+    struct jvalue out;
     const char *key;
     size_t key_len;
     json_t *value;
-    json_object_keylen_foreach(json, key, key_len, value)
-    {
-        struct jvalue name = weft__j_text(key, key_len), item;
-        item = weft__j_from_json(run, value, depth + 1);
-        if (run->status != WEFT_OK || !add_pair(run, out.dict, name, item)) break;
-    }
-    return out;
-}
-
-struct jvalue weft__j_from_json(struct jrun *run, json_t *json, int depth)
-{
     if (depth > WEFT__TEMPLATE_MAX_DATA)
         return weft__j_fail(run, WEFT_TOO_LONG, "the conversation nests more than %d deep",
                             WEFT__TEMPLATE_MAX_DATA);
@@ -424,17 +394,24 @@ struct jvalue weft__j_from_json(struct jrun *run, json_t *json, int depth)
     case JSON_REAL:
         return weft__j_float(json_real_value(json));
     case JSON_OBJECT:
-        return from_object(run, json, depth);
+        out = weft__j_new_dict(run);
+        json_object_keylen_foreach(json, key, key_len, value)
+        {
+            struct jvalue item = weft__j_from_json(run, value, depth + 1);
+            if (run->status != WEFT_OK ||
+                !add_pair(run, out.dict, weft__j_text(key, key_len), item))
+                break;
+        }
+        return out;
     case JSON_STRING:
         if (json_string_length(json) > WEFT__TEMPLATE_MAX_OUTPUT) break;
         return weft__j_text(json_string_value(json), json_string_length(json));
-    case JSON_ARRAY: {
-        struct jvalue out = weft__j_new_list(run, J_LIST);
+    case JSON_ARRAY:
+        out = weft__j_new_list(run, J_LIST);
         for (size_t i = 0; i < json_array_size(json) && run->status == WEFT_OK; i++)
             (void)weft__j_push(run, out.list,
                                weft__j_from_json(run, json_array_get(json, i), depth + 1));
         return out;
-    }
     default:
         break;
     }
