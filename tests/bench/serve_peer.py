@@ -13,6 +13,7 @@ import sys
 import time
 
 LEVELS = {1: 1.0, 8: 1.5, 32: 2.0} # concurrency: what weft is to reach, times llama.cpp's tokens/s
+REQUESTS = {1: 4, 8: 16, 32: 32} # after one to warm up
 TOKENS, PREFIX, THREADS = 128, 512, "2"
 
 
@@ -52,11 +53,11 @@ def llama_server(binary, gguf, port, level):
 def bench(weft, model, port, level):
     text = subprocess.run([
         weft, "bench", "http://127.0.0.1:%d/v1/completions" % port, "--tokenize-prompt", "--tokenizer", model,
-        "--vocab", "40000", "--num-prompts", str(max(4, level * 2)), "--max-concurrency", str(level),
+        "--vocab", "40000", "--num-prompts", str(REQUESTS[level]), "--max-concurrency", str(level),
         "--random-input-len", str(TOKENS), "--random-output-len", str(TOKENS), "--random-range-ratio", "1",
         "--json", "--disable-tqdm"], check=True, stdout=subprocess.PIPE, text=True).stdout
     result = json.loads(text)
-    assert result["total_output_tokens"] == max(4, level * 2) * TOKENS, result
+    assert result["total_output_tokens"] == REQUESTS[level] * TOKENS, result
     return result["output_throughput"], result["p99_itl_ms"], result["mean_ttft_ms"]
 
 
@@ -93,7 +94,6 @@ def main(weft, model, binary, gguf, rounds, *extra):
             for name, command in (("weft", weft_server(weft, model, extra, port, level)),
                                   ("llama.cpp", llama_server(binary, gguf, port, level))):
                 with running(command, port):
-                    bench(weft, model, port, 1) # warm
                     results.setdefault((level, name), []).append(bench(weft, model, port, level))
                     if level == 1:
                         results.setdefault(name, []).append(repeated(port))

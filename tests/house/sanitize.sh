@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds with a sanitizer preset and runs the tests there: sanitize.sh PRESET [soak]. asan runs all but
-# the load generator's, whose stub keeps time; tsan those where threads meet: collectives, teams, and the
-# engine answering many prompts at once.
+# the load generator's, whose stub keeps time; tsan those where threads meet: collectives, teams, the
+# engine answering many prompts at once, and in soak the server under load.
 set -eu
 preset=$1 mode=${2:-}
 cd "$(dirname "$0")/../.."
@@ -12,7 +12,7 @@ export UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 set --
 [ "$preset" != asan ] || set -- -E '^e2e_bench_load$'
-[ "$preset" != tsan ] || set -- -R '^(soak_)?(base|comm|dev_team|example)_|^dev_team$|^e2e_facts$'
+[ "$preset" != tsan ] || set -- -R '^(soak_)?(base|comm|dev_team|example)_|^dev_team$|^e2e_facts$|^soak_e2e_serve_load$'
 [ "$mode" != soak ] || set -- "$@" -C Soak -L soak
 
 cmake --preset "$preset" --log-level=WARNING
