@@ -37,6 +37,21 @@ struct opening {
     weft_error err;
 };
 
+/* NCCL connects when a size is first used; it does so with all ranks in threads of their own. */
+static bool connect_nccl(weft_comm *comm, const uint8_t *id)
+{
+    const struct weft__dev_baseline *nccl = comm->dev->baseline;
+    void *memory = NULL;
+    bool good = nccl->open(comm->kernels, id, NULL) == WEFT_OK &&
+                gpu_alloc(comm, (size_t)ROWS_MAX * HIDDEN * 2, &memory, NULL) == WEFT_OK;
+    for (size_t rows = 1; rows <= ROWS_MAX && good; rows *= 4)
+        good = nccl->run(comm->kernels, WEFT__ALLREDUCE, memory, memory, rows * HIDDEN * 2, NULL) ==
+                   WEFT_OK &&
+               weft_comm_sync(comm, NULL) == WEFT_OK;
+    if (memory != NULL) gpu_free(comm, memory);
+    return good;
+}
+
 static void *open_rank(void *arg)
 {
     struct opening *self = arg;
@@ -48,8 +63,9 @@ static void *open_rank(void *arg)
     const struct weft__dev_baseline *nccl = comm->dev->baseline;
     weft_gather gather = {.rows = 1, .row_bytes = sizeof id, .in = id, .out = all};
     self->nccl = comm->kernels->rank->sharers == 1 && nccl->id(comm->kernels, id, NULL) == WEFT_OK;
+    gpu_enter(comm);
     self->nccl = weft__comm_gather_host(comm, &gather, &self->err) == WEFT_OK && self->nccl &&
-                 nccl->open(comm->kernels, all, NULL) == WEFT_OK;
+                 connect_nccl(comm, all);
     return NULL;
 }
 
@@ -394,6 +410,7 @@ int main(int argc, char **argv)
         "hidden %d BF16: all-reduce + residual + RMSNorm; %d devices, rank r on device r mod %d; "
         "ranks are branches of one graph, at most %d operations each\n",
         HIDDEN, place.devices, place.devices, CHAIN);
+    (void)fflush(stdout);
     for (int p = 2; p <= (place.devices > 1 ? place.devices : 8); p *= 2) {
         struct bench bench;
         weft_error err = {0};
