@@ -4,8 +4,8 @@ serve_peer.py WEFT MODEL LLAMA_SERVER GGUF ROUNDS [OPTION of weft serve]..."""
 import contextlib
 import http.client
 import json
-import os
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -110,4 +110,5 @@ def main(weft, model, binary, gguf, rounds, *extra):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)) # ends the servers, too
     main(*sys.argv[1:])

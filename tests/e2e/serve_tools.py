@@ -125,6 +125,12 @@ def test_reasoning(s):
         "temperature": 0})
     same("streamed", "".join(e["choices"][0]["delta"].get("reasoning_content", "") for e in events),
          reasoning)
+    end = s.post("/tokenize", {"prompt": "</think>", "add_special_tokens": False})[1]["tokens"]
+    json_schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": [1, "a"]}}}
+    same("reasoning first, then what was asked for", message(
+        s, logit_bias={end[0]: 100}, response_format=json_schema, max_tokens=40), ('[1,"a"]', None))
+    content, reasoning = message(s, response_format=json_schema)
+    check("a constraint waits for the end of reasoning", content is None and reasoning, reasoning)
     refused(s, "a forced call of another format", "tool_choice", tool_choice="required")
 
 
