@@ -39,8 +39,8 @@ struct weft__rank_stats {
 weft_status weft__ranks_open(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
                              const struct weft__ranks_options *options, struct weft__ranks **out,
                              weft_error *err);
-/* NULL allowed. False: a rank's thread hangs and was left behind, with all that it uses; so arch and
- * checkpoint must stay, too. */
+/* NULL allowed. False: a rank's thread hangs and was left behind, with all that it uses; so arch
+ * and checkpoint must stay, too. */
 bool weft__ranks_close(struct weft__ranks *ranks);
 
 /* Runs one of the other ranks in this process until rank 0 closes or all fail. Of the options only
