@@ -19,7 +19,8 @@ enum {
     STOPPED_NS = 100 * SLICE_NS, /* a slice that took so much longer did not let it look */
     FOLD_TILE = 4096,            /* elements folded at once, to stay in the first cache */
     SPINS_MIN = 64,              /* tries before a rank sleeps: some microseconds, */
-    SPINS_MAX = 1024,            /* and some ten */
+    SPINS_MAX = 1024,            /* and some ten; */
+    PATIENT_SPINS = 4096, /* once between two steps of a model, where some sampling is done */
 };
 
 /* What a member reads of something that is published. */
@@ -242,7 +243,8 @@ static bool wait_for(struct weft__comm_kernels *k, int member, uint32_t epoch,
     if (reached(atomic_load_explicit(&peer->progress, memory_order_acquire), wanted)) return true;
     uint64_t start = weft__now_ns();
     bool ok = false;
-    for (uint32_t spin = 0; spin < k->spins && !ok; spin++) {
+    uint32_t spins = k->patient ? PATIENT_SPINS : k->spins;
+    for (uint32_t spin = 0; spin < spins && !ok; spin++) {
         if (link->wire != NULL)
             link->wire->pump(link->wire);
         else
@@ -250,8 +252,9 @@ static bool wait_for(struct weft__comm_kernels *k, int member, uint32_t epoch,
         ok = reached(atomic_load_explicit(&peer->progress, memory_order_acquire), wanted);
     }
     /* Spinning that was in vain is shortened: the peer may be waiting for this very processor. */
-    k->spins =
-        (uint32_t)(ok ? weft__min(2 * k->spins, SPINS_MAX) : weft__max(k->spins / 2, SPINS_MIN));
+    if (!k->patient)
+        k->spins = (uint32_t)(ok ? weft__min(2 * k->spins, SPINS_MAX)
+                                 : weft__max(k->spins / 2, SPINS_MIN));
     if (!ok) ok = sleep_for(k, member, phase, wanted, start);
     k->channel->wait_ns += weft__now_ns() - start;
     return ok;
