@@ -151,7 +151,7 @@ struct jloop {
 };
 
 /* A call under evaluation. Functions with named parameters find them bound in arg. */
-enum { J_MAX_PARAMS = 6, J_VARARGS = 255 };
+enum { J_MAX_PARAMS = 4, J_VARARGS = 255 };
 
 struct jcall {
     const struct jfunction *function;
@@ -176,46 +176,41 @@ struct jfunction {
 /* ---- the tree ---- */
 
 /* Which members of jnode a kind uses. Lists are chained by next. */
-#define WEFT__J_NODES(X)                                                                    \
-    X(N_CONST)   /* value */                                                                \
-    X(N_NAME)    /* name */                                                                 \
-    X(N_TUPLE)   /* a: items */                                                             \
-    X(N_LIST)    /* a: items */                                                             \
-    X(N_DICT)    /* a: key, value, key, value ... */                                        \
-    X(N_GETATTR) /* a: object, name */                                                      \
-    X(N_GETITEM) /* a: object, b: index or N_SLICE */                                       \
-    X(N_SLICE)   /* a, b, c: start, stop, step or NULL */                                   \
-    X(N_CALL)    /* a: what, b: arguments */                                                \
-    X(N_FILTER)  /* a: input or NULL (the body of a block), name, function, b: arguments */ \
-    X(N_TEST)    /* a: input, name, function, b: arguments */                               \
-    X(N_ARG)     /* op: J_ARG_*, name, a: value */                                          \
-    X(N_NOT)     /* a */                                                                    \
-    X(N_NEG)     /* a */                                                                    \
-    X(N_POS)     /* a */                                                                    \
-    X(N_BINARY)  /* op: enum weft__jop, a, b */                                             \
-    X(N_CONCAT)  /* a: first, b: N_OPERANDs */                                              \
-    X(N_COMPARE) /* a: first, b: N_OPERANDs */                                              \
-    X(N_OPERAND) /* op, a */                                                                \
-    X(N_COND)    /* a: condition, b: then, c: else or NULL */                               \
-    X(N_NSREF)   /* target only: name, value: attribute */                                  \
-    X(S_DATA)    /* value */                                                                \
-    X(S_PRINT)   /* a */                                                                    \
-    X(S_FOR)     /* a: target, b: iterable, c: inline if, d: body, e: else */               \
-    X(S_IF)      /* a: S_BRANCHes */                                                        \
-    X(S_BRANCH)  /* a: condition or NULL, b: body */                                        \
-    X(S_SET)     /* a: target, b: value */                                                  \
-    X(S_CAPTURE) /* block set: a: target, b: filters or NULL, c: body */                    \
-    X(S_MACRO)   /* name, a: N_PARAMs, b: body, op: 1 when it speaks of caller */           \
-    X(N_PARAM)   /* name, a: default or NULL */                                             \
-    X(S_CALL)    /* call block: a: N_CALL, b: S_MACRO made of the body */                   \
-    X(S_FILTER)  /* filter block, generation tag: a: filters or NULL, b: body */            \
-    X(S_BREAK)                                                                              \
-    X(S_CONTINUE)
-
 enum weft__jnode {
-#define X(name) name,
-    WEFT__J_NODES(X)
-#undef X
+    N_CONST,   /* value */
+    N_NAME,    /* name */
+    N_TUPLE,   /* a: items */
+    N_LIST,    /* a: items */
+    N_DICT,    /* a: key, value, key, value ... */
+    N_GETATTR, /* a: object, name */
+    N_GETITEM, /* a: object, b: index or N_SLICE */
+    N_SLICE,   /* a, b, c: start, stop, step or NULL */
+    N_CALL,    /* a: what, b: arguments */
+    N_FILTER,  /* a: input or NULL (the body of a block), name, function, b: arguments */
+    N_TEST,    /* a: input, name, function, b: arguments */
+    N_ARG,     /* op: J_ARG_*, name, a: value */
+    N_NOT,     /* a */
+    N_NEG,     /* a */
+    N_POS,     /* a */
+    N_BINARY,  /* op: enum weft__jop, a, b */
+    N_CONCAT,  /* a: first, b: N_OPERANDs */
+    N_COMPARE, /* a: first, b: N_OPERANDs */
+    N_OPERAND, /* op, a */
+    N_COND,    /* a: condition, b: then, c: else or NULL */
+    N_NSREF,   /* target only: name, value: attribute */
+    S_DATA,    /* value */
+    S_PRINT,   /* a */
+    S_FOR,     /* a: target, b: iterable, c: inline if, d: body, e: else */
+    S_IF,      /* a: S_BRANCHes */
+    S_BRANCH,  /* a: condition or NULL, b: body */
+    S_SET,     /* a: target, b: value */
+    S_CAPTURE, /* block set: a: target, b: filters or NULL, c: body */
+    S_MACRO,   /* name, a: N_PARAMs, b: body, op: 1 when it speaks of caller */
+    N_PARAM,   /* name, a: default or NULL */
+    S_CALL,    /* call block: a: N_CALL, b: S_MACRO made of the body */
+    S_FILTER,  /* filter block, generation tag: a: filters or NULL, b: body */
+    S_BREAK,
+    S_CONTINUE,
 };
 
 enum { J_ARG_POSITIONAL, J_ARG_NAMED, J_ARG_LIST };
@@ -395,7 +390,6 @@ struct jvalue weft__j_lookup(struct jrun *run, uint32_t name); /* ABSENT: unboun
 struct jvalue weft__j_getattr(struct jrun *run, struct jvalue object, struct jvalue name);
 struct jvalue weft__j_getitem(struct jrun *run, struct jvalue object, struct jvalue key);
 struct jvalue weft__j_binary(struct jrun *run, enum weft__jop op, struct jvalue a, struct jvalue b);
-struct jvalue weft__j_slice(struct jrun *run, struct jvalue object, const struct jvalue bounds[3]);
 bool weft__j_relation(struct jrun *run, enum weft__jop op, struct jvalue a, struct jvalue b);
 
 /* ---- values: jinja_value.c ---- */

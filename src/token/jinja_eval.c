@@ -1,5 +1,4 @@
 /* Expressions: names, attributes, slices, calls and operators, with Python's meaning. */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -132,7 +131,7 @@ static struct jvalue slice_string(struct jrun *run, struct jvalue s, struct rang
     return out;
 }
 
-struct jvalue weft__j_slice(struct jrun *run, struct jvalue object, const struct jvalue bounds[3])
+static struct jvalue slice(struct jrun *run, struct jvalue object, const struct jvalue bounds[3])
 {
     struct range range;
     if (object.kind == J_UNDEFINED) return weft__j_fail_undefined(run, object, WEFT_INVALID);
@@ -490,7 +489,7 @@ static struct jvalue eval_item(struct jrun *run, const struct jnode *node)
     for (int i = 0; i < 3; i++)
         bounds[i] = parts[i] != NULL ? weft__j_eval(run, parts[i]) : weft__j_none();
     run->at = node;
-    return run->status == WEFT_OK ? weft__j_slice(run, object, bounds) : (struct jvalue){0};
+    return run->status == WEFT_OK ? slice(run, object, bounds) : (struct jvalue){0};
 }
 
 static struct jvalue eval_concat(struct jrun *run, const struct jnode *node)

@@ -1,6 +1,5 @@
 /* Values: truth, equality, order, lists, mappings, iteration, and JSON on the way in. */
 #include <float.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "jinja.h"
