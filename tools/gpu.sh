@@ -43,7 +43,7 @@ weft__cuda_images:'
 
 pids=
 for source in kernels/*.cu; do
-    nvcc -std=c++17 -O3 --fmad=false -ftz=false -prec-div=true -prec-sqrt=true -Iinclude -Isrc \
+    nvcc --split-compile=0 -std=c++17 -O3 --fmad=false -ftz=false -prec-div=true -prec-sqrt=true -Iinclude -Isrc \
         -gencode=arch=compute_$arch,code=sm_$arch -fatbin -o $build/"$(basename "$source" .cu)".fatbin "$source" &
     pids="$pids $!"
 done
@@ -87,6 +87,7 @@ for what in "$@"; do
     pair)
         nccl=$(python3 -c 'import nvidia.nccl; print(nvidia.nccl.__path__[0] + "/lib")' || true)
         LD_LIBRARY_PATH=$nccl timeout 100 $build/comm_cuda_bench 2>&1 | tee "$out/pair.log"
+        LD_LIBRARY_PATH=$nccl timeout 60 $build/comm_cuda_bench sums 2>&1 | tee "$out/sums.log"
         timeout 100 python3 tools/torch-allreduce.py 2>&1 | tee "$out/torch.log"
         ;;
     sweep) timeout 400 $build/comm_cuda_bench sweep 2>&1 | tee "$out/sweep.log" ;;

@@ -1,12 +1,12 @@
 /* Times of the fused collectives of GPU ranks, inside CUDA graphs: the ranks are parallel branches
  * of one graph, each a chain of operations; a time is that of the graph over the operations of a
- * branch, the median of several replays. Usage: bench_comm_cuda [sweep|parts]. */
+ * branch, the median of several replays. Usage: bench_comm_cuda [sweep|parts|sums]. */
 #include "../conform/cuda_ranks.h"
 
 enum { HIDDEN = 6144, CHAIN = 100, REPLAYS = 7, ROWS_MAX = 1024, MESSAGE_BYTES = 16 << 20 };
 
 /* What an operation does, to see where time goes. */
-enum part { FUSED, UNFUSED, UNFUSED_NCCL, SUM_ONLY, LOCAL_COPY, LOCAL_NORM };
+enum part { FUSED, UNFUSED, UNFUSED_NCCL, SUM_NCCL, SUM_ONLY, LOCAL_COPY, LOCAL_NORM };
 
 struct rank_memory {
     void *x, *residual, *weight, *s, *y, *codes, *scales;
@@ -155,6 +155,9 @@ static weft_status operate(struct bench *bench, int r, const struct setup *setup
     weft_reduce op = {.tokens = setup->rows, .hidden = HIDDEN, .dtype = WEFT_BF16, .x = m->x};
     weft_quant quant = {
         .kind = setup->quant, .scale = 0.02f, .codes = m->codes, .scales = m->scales};
+    size_t bytes = (size_t)setup->rows * HIDDEN * 2; /* NCCL sums half as many F32 */
+    if (setup->part == SUM_NCCL)
+        return comm->dev->baseline->run(comm->kernels, WEFT__ALLREDUCE, m->x, m->y, bytes, err);
     if (setup->part == SUM_ONLY || setup->part == LOCAL_COPY) {
         op.y = m->y;
         return setup->part == SUM_ONLY ? weft_comm_allreduce(comm, &op, err)
@@ -172,7 +175,6 @@ static weft_status operate(struct bench *bench, int r, const struct setup *setup
     }
     weft_reduce add = op, norm = op, code = op;
     op.y = m->y;
-    size_t bytes = (size_t)setup->rows * HIDDEN * 2; /* NCCL sums half as many F32 */
     WEFT__TRY(setup->part == UNFUSED_NCCL
                   ? comm->dev->baseline->run(comm->kernels, WEFT__ALLREDUCE, m->x, m->y, bytes, err)
                   : weft_comm_allreduce(comm, &op, err));
@@ -328,10 +330,10 @@ static void sweep(struct bench *bench)
 
 static void parts(struct bench *bench)
 {
-    static const char *const names[] = {"fused", "", "", "sum", "copy", "norm"};
+    static const char *const names[] = {"fused", "", "", "", "sum", "copy", "norm"};
     printf("p part: us at cluster 1 2 4 8, the same one by one; 1 row, pull\n");
     for (int part = FUSED; part <= LOCAL_NORM; part++) {
-        if (part == UNFUSED || part == UNFUSED_NCCL) continue;
+        if (part >= UNFUSED && part <= SUM_NCCL) continue;
         printf("%d %-5s:", bench->p, names[part]);
         for (int serial = 0; serial <= 1; serial++)
             for (int cluster = 1; cluster <= 8; cluster *= 2) {
@@ -371,6 +373,28 @@ static void host_forms(struct bench *bench)
                 }
 }
 
+/* The sum alone, to compare with others' all-reduce; rows sent together. */
+static void sums(struct bench *bench)
+{
+    printf("p path rows KiB: us of the sum with sections of 1 2 4 8 16 rows | two-shot | NCCL\n");
+    for (int path = WEFT_PATH_PUSH; path <= WEFT_PATH_PULL; path++)
+        for (int64_t rows = 1; rows <= ROWS_MAX; rows *= 4) {
+            struct setup setup = {
+                .rows = rows, .part = SUM_ONLY, .tuning = {.path = (weft_path)path}};
+            printf("%d %s %4lld %5lld:", bench->p, path_names[path], (long long)rows,
+                   (long long)(rows * HIDDEN * 2 / 1024));
+            for (setup.tuning.section = 1; setup.tuning.section <= 16; setup.tuning.section *= 2)
+                printf(" %7.2f", (double)time_of(bench, &setup));
+            setup.tuning.section = 0;
+            setup.algorithm = WEFT_ALGORITHM_TWO_SHOT;
+            printf(" | %7.2f |", (double)time_of(bench, &setup));
+            setup.part = SUM_NCCL;
+            if (bench->nccl) printf(" %7.2f", (double)time_of(bench, &setup));
+            printf("\n");
+            (void)fflush(stdout);
+        }
+}
+
 static void table(struct bench *bench)
 {
     static const int64_t rows[] = {1, 4, 16, 64, 256, 1024};
@@ -406,6 +430,7 @@ int main(int argc, char **argv)
     void (*measure)(struct bench *) = table;
     if (argc > 1 && strcmp(argv[1], "sweep") == 0) measure = sweep;
     if (argc > 1 && strcmp(argv[1], "parts") == 0) measure = parts;
+    if (argc > 1 && strcmp(argv[1], "sums") == 0) measure = sums;
     printf(
         "hidden %d BF16: all-reduce + residual + RMSNorm; %d devices, rank r on device r mod %d; "
         "ranks are branches of one graph, at most %d operations each\n",

@@ -29,7 +29,7 @@ struct weft__cuda_rank {
     bool processes;                        /* ranks are, not threads of one */
     void *registered[WEFT_COMM_RANKS_MAX]; /* control blocks of segments, pinned */
     struct weft__cuda_memory memory[WEFT__COMM_CHANNELS];
-    int sharers;     /* ranks of the world on this device */
+    int sharers;     /* ranks of the world on the device that has most of them */
     uint32_t usable; /* mask of paths that work between all ranks of the world */
     weft_path best;  /* of these, or the one asked for */
 };

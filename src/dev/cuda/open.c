@@ -187,10 +187,22 @@ static weft_status allocate(struct weft__comm_kernels *k, const struct weft__cud
     return WEFT_OK;
 }
 
-static bool same_device(const struct weft__comm_kernels *k, int member)
+static bool same_device(const struct weft__comm_link *link, int a, int b)
 {
-    const struct offer *mine = offer_of(&k->link, k->link.rank);
-    return memcmp(mine->uuid, offer_of(&k->link, member)->uuid, sizeof mine->uuid) == 0;
+    const uint8_t *uuid = offer_of(link, a)->uuid;
+    return memcmp(uuid, offer_of(link, b)->uuid, sizeof offer_of(link, a)->uuid) == 0;
+}
+
+/* Ranks on the device that has most of them: all ranks shape their launches for it, alike. */
+static int most_sharers(const struct weft__comm_link *link)
+{
+    int most = 0;
+    for (int a = 0; a < link->size; a++) {
+        int sharers = 0;
+        for (int b = 0; b < link->size; b++) sharers += same_device(link, a, b);
+        if (sharers > most) most = sharers;
+    }
+    return most;
 }
 
 /* Whether this device reaches the memory of all members. Between threads, peer access to other
@@ -203,7 +215,7 @@ static bool connect_peers(const struct weft__comm_kernels *k)
     for (int member = 0; member < k->link.size; member++) {
         const struct offer *peer = offer_of(&k->link, member);
         if (k->link.meeting != NULL) all = all && memory->mapped_device[member] != 0;
-        if (k->link.meeting != NULL || same_device(k, member)) continue;
+        if (k->link.meeting != NULL || same_device(&k->link, k->link.rank, member)) continue;
         int can = 0;
         CUresult result = device->driver.device_can_access_peer(&can, device->device, peer->device);
         if (result == CUDA_SUCCESS && can) {
@@ -424,10 +436,7 @@ static weft_status start(struct weft__comm_kernels *k, weft_error *err)
     WEFT__TRY(allocate(k, &common, err));
     announce(&k->link, PUBLISHED);
     WEFT__TRY(await_all(&k->link, PUBLISHED, err));
-    if (k->link.channel == 0) {
-        k->rank->sharers = 0;
-        for (int m = 0; m < k->link.size; m++) k->rank->sharers += same_device(k, m);
-    }
+    if (k->link.channel == 0) k->rank->sharers = most_sharers(&k->link);
     bool peers = connect_peers(k);
     WEFT__TRY(fill_paths(k, &common, err));
     WEFT__TRY(weft__cuda_check_fit(k, err));
