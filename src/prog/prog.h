@@ -17,7 +17,8 @@ enum { WEFT__EXIT_OK = 0, WEFT__EXIT_FAILED = 1, WEFT__EXIT_USAGE = 2 };
     X(comm_bench, "comm-bench", "time the collectives, and check them")      \
     X(tokenize, "tokenize", "text to token ids and back")                    \
     X(info, "info", "what a model directory holds and needs")                \
-    X(quantize, "quantize", "write a checkpoint as NVFP4 or FP8")
+    X(quantize, "quantize", "write a checkpoint as NVFP4 or FP8")            \
+    X(synth, "synth", "write a random checkpoint of a real model's shapes")
 
 #define X(name, word, summary) int weft__cmd_##name(int argc, char **argv);
 WEFT__COMMANDS(X)

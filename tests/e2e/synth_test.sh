@@ -1,0 +1,47 @@
+# weft synth: the tensors of transformers' own checkpoints, name by name, from their configurations; the
+# result runs; NVFP4 takes the projections; what cannot be is refused and leaves nothing behind.
+set -eu
+weft=$1 root=$2
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+for model in llama llama-bias mistral-window qwen3 qwen3_moe glm4_moe glm_moe_dsa deepseek_v3 deepseek_v3-plain-q; do
+    like=$root/tests/golden/models/$model
+    "$weft" synth "$dir/$model" --like "$like"
+    "$weft" info "$dir/$model" >/dev/null
+    "$weft" synth "$dir/$model-4" --like "$like" --to nvfp4
+    "$weft" info "$dir/$model-4" >/dev/null
+    python3 - "$like" "$dir/$model" <<'PY'
+import glob, json, struct, sys
+
+def shapes(directory):
+    out = {}
+    for path in glob.glob(directory + "/model*.safetensors"):
+        with open(path, "rb") as file:
+            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        header.pop("__metadata__", None)
+        out.update({name: tensor["shape"] for name, tensor in header.items()})
+    return out
+
+want, got = shapes(sys.argv[1]), shapes(sys.argv[2])
+assert want == got, sorted(set(map(str, want.items())) ^ set(map(str, got.items())))[:8]
+PY
+done
+
+"$weft" synth "$dir/cut" --like "$root/tests/golden/models/glm_moe_dsa" --layers 2 --experts 4 --to nvfp4
+grep -q '"num_hidden_layers": 2' "$dir/cut/config.json"
+grep -q '"n_routed_experts": 4' "$dir/cut/config.json"
+"$weft" info "$dir/cut" >/dev/null
+
+refused() {
+    if "$weft" synth "$@" 2>"$dir/err"; then
+        echo "accepted: $*"
+        exit 1
+    fi
+    [ "$(wc -l <"$dir/err")" -le 2 ]
+}
+refused "$dir/cut" --like "$root/tests/golden/models/llama"
+refused "$dir/none" --like no-such-model
+refused "$dir/none" --like "$root/tests/golden/models/llama" --layers 0
+refused "$dir/none" --like "$root/tests/golden/models/qwen3_moe" --experts 1
+[ ! -e "$dir/none" ]
