@@ -316,8 +316,8 @@ static json_t *number(double value) { return isfinite(value) ? json_real(value) 
 static json_t *time_json(const struct units *u)
 {
     const struct weft__progress *p = &u->progress;
-    json_t *ranks = json_array();
     if (!u->known) return json_null();
+    json_t *ranks = json_array();
     for (int i = 0; i < p->ranks; i++) {
         const struct weft__rank_time *r = &p->rank[i];
         (void)json_array_append_new(ranks, json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
@@ -373,9 +373,9 @@ static json_t *series_json(const struct weft__watch *watch, int meters)
 static json_t *power_json(const struct weft__watch *watch, int64_t output_tokens)
 {
     const struct weft__power *power = weft__watch_power(watch);
-    json_t *meters = json_array();
     double joules = 0;
     if (power == NULL) return json_null();
+    json_t *meters = json_array();
     int count = weft__power_count(power);
     for (int i = 0; i < count; i++) {
         const struct weft__watched *m = weft__watch_meter(watch, i);

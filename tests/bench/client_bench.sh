@@ -11,6 +11,7 @@ cc -O2 -std=c17 -D_GNU_SOURCE -o "$scratch/stub" "$root/tests/bench/bench_stub.c
 
 # run EVENTS REQUESTS CONCURRENCY
 run() {
+    rm -f "$scratch/port"
     "$scratch/stub" "$1" >"$scratch/port" &
     stub=$!
     until [ -s "$scratch/port" ]; do sleep 0.05; done
