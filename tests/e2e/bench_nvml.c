@@ -1,9 +1,9 @@
-/* A libnvidia-ml.so.1 for tests: replays the series of the file that WEFT_FAKE_NVML names, by the time
- * since nvmlInit. Lines of it:
+/* A libnvidia-ml.so.1 for tests: replays the series of the file that WEFT_FAKE_NVML names, by the
+ * time since nvmlInit. Lines of it:
+ *
  *     gpu INDEX LIMIT_MW MAX_MHZ PCIE_BYTES_A_SECOND NVLINK_KIB_A_SECOND
  *     at INDEX MS BUSY MEMORY MW MHZ REASONS       from then on
- *     without WHAT                                 fields, energy or pcie: is not supported here
- */
+ *     without WHAT                                 fields, energy or pcie: is not supported here */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,11 +64,14 @@ EXPORT int nvmlInit_v2(void)
         unsigned i = 0;
         struct gpu g = {0};
         struct step s;
-        if (sscanf(line, "gpu %u %u %u %lf %lf", &i, &g.limit, &g.max_mhz, &g.pcie, &g.nvlink) == 5 && i < GPUS) {
+        if (sscanf(line, "gpu %u %u %u %lf %lf", &i, &g.limit, &g.max_mhz, &g.pcie, &g.nvlink) ==
+                5 &&
+            i < GPUS) {
             gpu[i] = g;
             if (i >= gpus) gpus = i + 1;
-        } else if (sscanf(line, "at %u %lf %u %u %u %u %u", &i, &s.ms, &s.busy, &s.memory, &s.mw, &s.mhz,
-                          &s.reasons) == 7 && i < GPUS && gpu[i].steps < STEPS) {
+        } else if (sscanf(line, "at %u %lf %u %u %u %u %u", &i, &s.ms, &s.busy, &s.memory, &s.mw,
+                          &s.mhz, &s.reasons) == 7 &&
+                   i < GPUS && gpu[i].steps < STEPS) {
             gpu[i].step[gpu[i].steps++] = s;
         } else if (sscanf(line, "without %31s", word) == 1) {
             no_fields |= strcmp(word, "fields") == 0;
@@ -82,7 +85,10 @@ EXPORT int nvmlInit_v2(void)
 
 EXPORT int nvmlShutdown(void) { return OK; }
 EXPORT int nvmlDeviceGetCount_v2(unsigned *out) { return *out = gpus, OK; }
-EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned i, struct gpu **out) { return *out = &gpu[i], OK; }
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned i, struct gpu **out)
+{
+    return *out = &gpu[i], OK;
+}
 EXPORT int nvmlDeviceGetName(struct gpu *g, char *out, unsigned n)
 {
     (void)g;
@@ -94,7 +100,10 @@ EXPORT int nvmlDeviceGetUUID(struct gpu *g, char *out, unsigned n)
     snprintf(out, n, "GPU-%d", (int)(g - gpu));
     return OK;
 }
-EXPORT int nvmlDeviceGetEnforcedPowerLimit(struct gpu *g, unsigned *mw) { return *mw = g->limit, OK; }
+EXPORT int nvmlDeviceGetEnforcedPowerLimit(struct gpu *g, unsigned *mw)
+{
+    return *mw = g->limit, OK;
+}
 EXPORT int nvmlDeviceGetPowerUsage(struct gpu *g, unsigned *mw) { return *mw = step_of(g)->mw, OK; }
 EXPORT int nvmlDeviceGetTotalEnergyConsumption(struct gpu *g, unsigned long long *mj)
 {
