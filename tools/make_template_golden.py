@@ -350,6 +350,7 @@ STATEMENTS = r"""
 {% macro f() %}{{ g }}{% endmacro %}{% set g = 5 %}{{ f() }}
 {% set g = 1 %}{% macro f() %}{{ g }}{% set g = 2 %}{{ g }}{% endmacro %}{{ f() }}{{ g }}
 {% for x in l %}{% macro f() %}{{ x }}{% endmacro %}{{ f() }}{% endfor %}
+{% set ns = namespace() %}{% macro outer(x) %}{% macro f() %}{{ x }}{% endmacro %}{% set ns.f = f %}{% endmacro %}{{ outer(1) }}{% for y in [7] %}{{ ns.f() }}{% endfor %}
 {% macro f(x) %}{{ loop is defined }}{% endmacro %}{% for x in [1] %}{{ f(x) }}{% endfor %}
 {% macro f() %}a {% endmacro %}{{ f() | trim }}{{ f()|length }}{{ f() + 'b' }}
 {% macro f(a) %}{% endmacro %}{{ f }}{{ f.name }}{{ f.arguments }}{{ f.caller }}{{ f.catch_kwargs }}
