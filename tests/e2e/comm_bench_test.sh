@@ -20,4 +20,15 @@ done
 status=0
 "$weft" comm-bench --operation nothing 2>/dev/null || status=$?
 [ $status = 2 ]
+for wrong in "--cuda 0,x" "--plan" "--path host"; do
+    status=0
+    # shellcheck disable=SC2086
+    "$weft" comm-bench $wrong 2>/dev/null || status=$?
+    [ $status = 2 ]
+done
+if ! "$weft" comm-bench --cuda 0,0 --rows-max 4 2>"$PWD/comm-bench.$$"; then
+    grep -q "no CUDA driver\|no usable device\|not in this build" "$PWD/comm-bench.$$"
+    echo "comm-bench: GPU ranks NOT TESTED: $(cat "$PWD/comm-bench.$$")"
+fi
+rm -f "$PWD/comm-bench.$$"
 echo "comm-bench: ok"
