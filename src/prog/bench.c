@@ -1,4 +1,5 @@
 /* weft bench: its options, the runs and the sweep. */
+#include <assert.h>
 #include <curl/curl.h>
 #include <math.h>
 #include <stdio.h>
@@ -124,6 +125,7 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
     };
     struct weft__option options[OPTIONS_MAX];
     size_t count = put_data_options(o, options);
+    assert(count + WEFT__COUNT(rest) <= OPTIONS_MAX);
     memcpy(options + count, rest, sizeof rest);
     return parse_line(o, options, argc, argv, status);
 }
