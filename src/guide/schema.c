@@ -17,6 +17,7 @@ enum {
     DIGITS = 15,          /* after the first */
     INDENT = 20,          /* characters, after a line's end */
     DISJOINT_DEPTH = 8,
+    COMPARISONS_MAX = 1 << 20, /* of names and values, in all */
 };
 
 enum type { /* bits */
@@ -40,6 +41,7 @@ struct compiler {
         int32_t rule;
     } ref[REFS_MAX];
     int refs, depth;
+    size_t comparisons; /* made so far */
     /* Rules that every schema needs, made when first asked for; 0: not yet. */
     int32_t space, character, string, integer, number, boolean, null, any, any_array, any_object;
 };
@@ -68,6 +70,15 @@ static void leave(struct compiler *c, size_t before)
 {
     c->path.len = before;
     if (c->path.data != NULL) c->path.data[before] = '\0';
+}
+
+/* What grows with the square of a schema is bounded by its sum. */
+static bool spend(struct compiler *c, size_t a, size_t b)
+{
+    size_t product;
+    if (!weft__mul_size(a, b, &product) || product > COMPARISONS_MAX - c->comparisons) return false;
+    c->comparisons += product;
+    return true;
 }
 
 /* ---- JSON's own rules ---- */
@@ -628,6 +639,8 @@ static weft_status compile_object(struct compiler *c, const json_t *schema, int3
     json_t *property;
     int32_t other = 0;
     WEFT__TRY(check_object(c, properties, required));
+    if (!spend(c, json_object_size(properties), json_array_size(required)))
+        return refuse(c, WEFT_UNSUPPORTED, "too many properties are required", NULL);
     WEFT__TRY(compile_additional(c, schema, properties, &other));
     if (json_object_size(properties) == 0 && other != 0) {
         *out = object_of(c, other);
@@ -762,20 +775,25 @@ static unsigned types_seen(const struct view *v)
 }
 
 /* Whether no value meets both, as far as types, constants and required properties tell. */
-static bool disjoint(const struct compiler *c, const json_t *a, const json_t *b, int depth)
+static bool disjoint(struct compiler *c, const json_t *a, const json_t *b, int depth)
 {
     const struct view v = view_of(c, a), w = view_of(c, b);
+    const json_t *required[] = {json_object_get(v.schema, "required"),
+                                json_object_get(w.schema, "required")};
     const char *name;
     json_t *property;
-    if (!v.known || !w.known || depth == DISJOINT_DEPTH) return false;
+    if (!v.known || !w.known || depth == DISJOINT_DEPTH || !spend(c, 1, 1) ||
+        !spend(c, count_values(&v), count_values(&w)))
+        return false;
     if ((types_seen(&v) & types_seen(&w)) == 0) return true;
     if (count_values(&v) > 0 && count_values(&w) > 0) return !share_value(&v, &w);
     if (v.types != TYPE_OBJECT || w.types != TYPE_OBJECT) return false;
     json_object_foreach(json_object_get(v.schema, "properties"), name, property)
     {
         const json_t *other = json_object_get(json_object_get(w.schema, "properties"), name);
-        if (other != NULL && is_required(json_object_get(v.schema, "required"), name) &&
-            is_required(json_object_get(w.schema, "required"), name) &&
+        if (!spend(c, 1, 1 + json_array_size(required[0]) + json_array_size(required[1])))
+            return false;
+        if (other != NULL && is_required(required[0], name) && is_required(required[1], name) &&
             disjoint(c, property, other, depth + 1))
             return true;
     }
@@ -901,6 +919,7 @@ static weft_status compile(struct compiler *c, const json_t *schema, int32_t *ou
     }
     if (json_is_false(schema)) return refuse(c, WEFT_INVALID, "no value meets false", NULL);
     if (!json_is_object(schema)) return refuse(c, WEFT_INVALID, "not a schema", NULL);
+    if (c->g->too_large) return refuse(c, WEFT_UNSUPPORTED, "from here on it is too large", NULL);
     if (++c->depth > NESTING_MAX)
         return refuse(c, WEFT_UNSUPPORTED, "more than 256 schemas in schemas", NULL);
     const json_t *near = c->near;

@@ -206,6 +206,38 @@ static void what_cannot_be_met_is_refused(void **unused)
     }
 }
 
+/* Schemas whose parts have to be compared with each other, or that make millions of rules. */
+static void large_schemas_are_refused_soon(void **unused)
+{
+    (void)unused;
+    enum { COUNT = 5000 };
+    json_t *schemas_made[3] = {json_object(), json_object(), json_object()};
+    json_t *one_of = json_array(), *required = json_array(), *properties = json_object(),
+           *tuple = json_array();
+    for (int i = 0; i < COUNT; i++) {
+        char name[16];
+        (void)snprintf(name, sizeof name, "p%d", i);
+        json_array_append_new(one_of, json_pack("{s:i}", "const", i));
+        json_array_append_new(required, json_string(name));
+        json_object_set_new(properties, name, json_true());
+        json_array_append_new(tuple, json_pack("{s:i}", "minLength", 8192));
+    }
+    json_object_set_new(schemas_made[0], "oneOf", one_of);
+    json_object_set_new(schemas_made[1], "properties", properties);
+    json_object_set_new(schemas_made[1], "required", required);
+    json_object_set_new(schemas_made[2], "prefixItems", tuple);
+    for (int i = 0; i < 3; i++) {
+        const struct weft__guide_spec spec = {
+            .schema = schemas_made[i], .prefix = "", .suffix = ""};
+        struct weft__guide *guide = NULL;
+        weft_error err;
+        uint64_t start = weft__now_ns();
+        assert_int_equal(weft__guide_open(vocab, &spec, &guide, &err), WEFT_UNSUPPORTED);
+        assert_true(weft__now_ns() - start < UINT64_C(10000000000));
+        json_decref(schemas_made[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -213,6 +245,7 @@ int main(void)
         cmocka_unit_test(walks_end_in_json),
         cmocka_unit_test(dropped_states_are_found_again),
         cmocka_unit_test(what_cannot_be_met_is_refused),
+        cmocka_unit_test(large_schemas_are_refused_soon),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
