@@ -3,9 +3,9 @@
  *
  * A world is the set of ranks that work together: threads of one process, or processes of one host,
  * each of which makes a world of the same name. Each rank opens its own communicator on the world;
- * from then on every rank calls the same operations, on
- * the same communicator or group, with the same shapes, in the same order. Hidden behind the
- * handles: the memory that ranks share, epochs and flags, the choice of algorithm, deadlines.
+ * from then on every rank calls the same operations, on the same communicator or group, with the
+ * same shapes, in the same order. Hidden behind the handles: the memory that ranks share, epochs
+ * and flags, the choice of path and algorithm, deadlines.
  *
  * Numbers. Sums are F32, folded in ascending rank order and rounded once:
  *     s = round(residual + (((x_0 + x_1) + x_2) + ...))

@@ -2,13 +2,17 @@
  * as C and as CUDA C; pointers are device addresses. docs/CUDA.md explains it.
  *
  * A slot is the memory in which one rank's contribution to one operation appears. It has two
- * halves, for odd and even epochs, each of these parts: arrival  one 8-byte word {epoch,
- * signature}: the rank runs that operation flags    one 32-bit epoch for each row and block of the
- * cluster: that plain data is complete packed   8-byte words {4 bytes of data, epoch} or
- * 16-byte words {12 bytes, epoch} for short messages: what brings the data says that it is there
- * plain    data alone Rank r reads rank s's contribution at recv[s] and writes its own to each of
- * send[]: with push a slot in every rank's memory, with pull one in its own, with host one in
- * pinned host memory and one in its own memory for itself. */
+ * halves, for odd and even epochs. In each stand, one after the other,
+ *
+ *     arrival: one 8-byte word {epoch, signature}: the rank runs that operation;
+ *     flags: an epoch for each row and block of the cluster: that plain data is complete;
+ *     packed or dense data of short messages: 8-byte words {4 bytes, epoch}, or 16-byte words
+ *         {12 bytes, epoch}: what brings the data says that it is there;
+ *     plain data.
+ *
+ * Rank r reads rank s's contribution at recv[s], and writes its own to each of send[]: with push a
+ * slot in every rank's memory; with pull one in its own; with host one in pinned host memory, and
+ * one in its own memory for itself. */
 #ifndef WEFT_SRC_DEV_CUDA_ARGS_H
 #define WEFT_SRC_DEV_CUDA_ARGS_H
 

@@ -254,8 +254,7 @@ static void epochs_hold(void **state)
         uint64_t begun = weft__now_ns();
         int count = context->soak ? 1000000 : 20000;
         run(context, p, epochs, &(struct job){.epochs = count});
-        printf("p = %d: %d epochs, %.1f s\n", p, count,
-               (double)(weft__now_ns() - begun) / 1e9);
+        printf("p = %d: %d epochs, %.1f s\n", p, count, (double)(weft__now_ns() - begun) / 1e9);
     }
 }
 

@@ -50,13 +50,21 @@ static weft_status work(weft_comm *comm, bool ends, weft_error *err)
     return WEFT_OK;
 }
 
+/* The parent has written it. */
+static int number_of(const char *text)
+{
+    char *end;
+    long number = strtol(text, &end, 10);
+    return *end == '\0' && number >= 0 && number < WEFT__MAX_RANKS ? (int)number : 0;
+}
+
 /* "NAME SIZE RANK ENDS": the exit status says how it went. */
 static int process_main(struct gpu_place *place, char **argv)
 {
     weft_error err = {0};
     weft_world *world = NULL;
     weft_comm *comm = NULL;
-    int size = atoi(argv[1]), rank = atoi(argv[2]);
+    int size = number_of(argv[1]), rank = number_of(argv[2]);
     weft_world_options options = {.size = size,
                                   .timeout_ms = BUDGET_MS,
                                   .message_bytes = WEFT_COMM_MESSAGE_MIN,
@@ -66,7 +74,7 @@ static int process_main(struct gpu_place *place, char **argv)
     uint64_t begun = weft__now_ns();
     weft_status status = weft_world_create(&options, &world, &err);
     if (status == WEFT_OK) status = weft_comm_open(world, rank, &comm, &err);
-    if (status == WEFT_OK) status = work(comm, atoi(argv[3]) != 0, &err);
+    if (status == WEFT_OK) status = work(comm, number_of(argv[3]) != 0, &err);
     weft_comm_close(comm);
     weft_world_destroy(world);
     uint64_t ms = (weft__now_ns() - begun) / 1000000;
