@@ -42,6 +42,7 @@ struct weft_world {
     pthread_mutex_t mutex;       /* guards what follows, and the sessions' masks */
     pthread_cond_t changed;
     struct weft__session *current; /* which ranks may still join, or have */
+    uint32_t starved;              /* ranks that had no memory to join with; for good */
     int references;                /* the creator's and the sessions' */
 };
 
@@ -74,6 +75,8 @@ void weft__world_put(weft_world *world); /* gives up a reference */
 weft_status weft__session_join(weft_world *world, int rank, struct weft__session **out,
                                weft_error *err);
 void weft__session_leave(struct weft__session *session, int rank);
+/* Tells the threads that wait for this rank that it has no memory to join with. */
+void weft__session_starve(weft_world *world, int rank);
 
 /* Sizes a session by its world's options; memory of this process alone for all ranks. */
 weft_status weft__session_map(struct weft__session *session, weft_error *err);

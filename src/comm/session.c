@@ -116,9 +116,14 @@ static weft_status threads_gather(struct weft__session *session, int rank, weft_
     struct timespec until = {.tv_sec = (time_t)(deadline / 1000000000),
                              .tv_nsec = (long)(deadline % 1000000000)};
     int rc = 0;
-    while (session->joined != all && session->left == 0 && rc != ETIMEDOUT)
+    while (session->joined != all && session->left == 0 && world->starved == 0 && rc != ETIMEDOUT)
         rc = pthread_cond_timedwait(&world->changed, &world->mutex, &until);
-    return session->joined == all ? WEFT_OK : fail_missing(session, rank, err);
+    if (session->joined == all) return WEFT_OK;
+    char names[WEFT__RANK_NAMES];
+    if (world->starved == 0) return fail_missing(session, rank, err);
+    return weft__fail(err, WEFT_NO_MEMORY,
+                      "rank %d: opening the communicator: rank %s of %d ran out of memory", rank,
+                      weft__rank_names(world->starved, names), world->options.size);
 }
 
 static weft_status threads_join(weft_world *world, int rank, struct weft__session **out,
@@ -246,6 +251,14 @@ static weft_status process_open(struct weft__session *session, int rank, weft_er
 
 /* ---- joining and leaving ---- */
 
+void weft__session_starve(weft_world *world, int rank)
+{
+    (void)pthread_mutex_lock(&world->mutex);
+    world->starved |= 1u << rank;
+    (void)pthread_cond_broadcast(&world->changed);
+    (void)pthread_mutex_unlock(&world->mutex);
+}
+
 static void say_closed(struct weft__session *session, int rank)
 {
     for (int c = 0; c < WEFT__COMM_CHANNELS; c++)
@@ -285,6 +298,8 @@ weft_status weft__session_join(weft_world *world, int rank, struct weft__session
         *out = session;
     else if (session != NULL)
         weft__session_leave(session, rank);
+    else if (status == WEFT_NO_MEMORY)
+        weft__session_starve(world, rank);
     return status;
 }
 

@@ -149,7 +149,10 @@ weft_status weft_comm_open(weft_world *world, int rank, weft_comm **out, weft_er
     if (rank < 0 || rank >= world->options.size)
         return weft__fail(err, WEFT_INVALID, "rank %d of a world of %d", rank, world->options.size);
     weft_comm *comm = calloc(1, sizeof *comm);
-    if (comm == NULL) return weft__fail_oom(err, sizeof *comm, "a communicator");
+    if (comm == NULL) {
+        weft__session_starve(world, rank);
+        return weft__fail_oom(err, sizeof *comm, "a communicator");
+    }
     weft_status status = weft__session_join(world, rank, &comm->session, err);
     if (status != WEFT_OK) goto free_comm;
     comm->root = comm;
@@ -163,17 +166,18 @@ weft_status weft_comm_open(weft_world *world, int rank, weft_comm **out, weft_er
     comm->heap_next = weft__staging_at() + weft__staging_bytes(&world->options);
     comm->heap_end = comm->session->segment_bytes;
     status = comm_start(comm, err);
-    if (status != WEFT_OK) {
-        weft__session_leave(comm->session, rank);
-        goto free_comm;
-    }
+    if (status != WEFT_OK) goto leave;
     if (!world->tuning.unmeasured) status = weft__comm_plan_make(comm, err);
-    if (status != WEFT_OK) {
-        weft_comm_close(comm);
-        return status;
-    }
+    if (status != WEFT_OK) goto close;
     *out = comm;
     return WEFT_OK;
+close:
+    weft_comm_abort(comm, err != NULL ? err->text : NULL); /* peers are about to wait for it */
+    weft_comm_close(comm);
+    return status;
+leave:
+    weft_comm_abort(comm, err != NULL ? err->text : NULL);
+    weft__session_leave(comm->session, rank);
 free_comm:
     free(comm);
     return status;
