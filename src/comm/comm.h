@@ -22,7 +22,7 @@ struct weft__session {
 struct weft__tuning {
     uint32_t first_epoch; /* 0: 1 */
     bool portable;        /* no vector instructions beyond the baseline */
-    bool unmeasured;      /* no plan: AUTO is the device's guess */
+    int plan_ms; /* to measure ways for; 0: 400; < 0: no plan, AUTO is the device's guess */
 };
 
 /* How an operation goes. */

@@ -8,7 +8,7 @@
 
 #include "comm.h"
 
-enum { OPS = WEFT__BARRIER + 1, CLASSES = 5, TRIALS_MAX = 400, BUDGET_MS = 400 };
+enum { OPS = WEFT__BARRIER + 1, CLASSES = 5, TRIALS_MAX = 400, PLAN_MS = 400 };
 enum { HIDDEN = 6144, ROW_BYTES = HIDDEN * 2, TWO_SHOT_RANKS = 3 };
 
 /* A class is measured at these bytes of a rank's input, and ends at twice as many. */
@@ -17,7 +17,7 @@ static const uint64_t class_bytes[CLASSES] = {1 * ROW_BYTES, 4 * ROW_BYTES, 16 *
 
 struct trial {
     enum weft__comm_op op;
-    int class;
+    int size;
     struct weft__comm_choice choice;
     float us;
 };
@@ -30,9 +30,9 @@ struct weft__comm_plan {
 
 static int class_of(uint64_t bytes)
 {
-    int class = 0;
-    while (class < CLASSES - 1 && bytes > 2 * class_bytes[class]) class ++;
-    return class;
+    int size = 0;
+    while (size < CLASSES - 1 && bytes > 2 * class_bytes[size]) size++;
+    return size;
 }
 
 struct weft__comm_choice weft__comm_plan_choose(const weft_comm *comm, enum weft__comm_op op,
@@ -66,6 +66,7 @@ struct bench {
     uint8_t *memory; /* x, residual, then room for the output of every operation */
     uint64_t largest;
     uint64_t begun_ns;
+    uint32_t budget_ms;
 };
 
 static weft_status operate(const struct bench *bench, enum weft__comm_op op, uint64_t bytes,
@@ -113,8 +114,8 @@ static weft_status run(const struct bench *bench, struct trial *trial, bool *eno
     enum { CHAIN = 8, LONG_CHAIN = 3, REPEATS = 3 };
     struct weft__comm_kernels *k = bench->comm->kernels;
     struct report mine = {0}, all[WEFT__MAX_RANKS];
-    uint64_t bytes = class_bytes[trial->class];
-    int chain = trial->class <= 2 ? CHAIN : LONG_CHAIN;
+    uint64_t bytes = class_bytes[trial->size];
+    int chain = trial->size <= 2 ? CHAIN : LONG_CHAIN;
     weft_status status = bench->dev->begin(k, err);
     if (status == WEFT_OK) status = weft_comm_barrier(bench->comm, err); /* start together */
     if (status == WEFT_OK) status = bench->dev->mark(k, err);
@@ -138,7 +139,7 @@ static weft_status run(const struct bench *bench, struct trial *trial, bool *eno
     WEFT__TRY(status);
     for (int r = 0; r < bench->comm->link.size; r++)
         if (all[r].us > trial->us) trial->us = all[r].us;
-    *enough = all[0].spent_ms > BUDGET_MS;
+    *enough = all[0].spent_ms > bench->budget_ms;
     return WEFT_OK;
 }
 
@@ -152,24 +153,24 @@ static weft_status try_way(const struct bench *bench, const struct trial *what, 
     struct trial *trial = &plan->trial[plan->count];
     *trial = *what;
     WEFT__TRY(run(bench, trial, enough, err));
-    int *best = &plan->best[what->op][what->class];
+    int *best = &plan->best[what->op][what->size];
     plan->count++;
     if (*best == 0 || trial->us < plan->trial[*best - 1].us) *best = plan->count;
     return WEFT_OK;
 }
 
-static weft_status try_class(const struct bench *bench, enum weft__comm_op op, int class,
+static weft_status try_class(const struct bench *bench, enum weft__comm_op op, int size,
                              bool *enough, weft_error *err)
 {
     const weft_comm *comm = bench->comm;
-    uint64_t bytes = class_bytes[class];
+    uint64_t bytes = class_bytes[size];
     for (int two_shot = 0; two_shot <= 1; two_shot++) {
         if (two_shot && (op != WEFT__ALLREDUCE || comm->link.size < TWO_SHOT_RANKS)) continue;
         if (comm->algorithm == (two_shot ? WEFT_ALGORITHM_ONE_SHOT : WEFT_ALGORITHM_TWO_SHOT) &&
             op == WEFT__ALLREDUCE)
             continue;
         for (uint32_t way = 1; way < WEFT__WAYS && !*enough; way++) {
-            struct trial trial = {op, class, {way, two_shot != 0}, 0};
+            struct trial trial = {op, size, {way, two_shot != 0}, 0};
             if (bench->dev->offers(comm->kernels, way, op, bytes, two_shot != 0))
                 WEFT__TRY(try_way(bench, &trial, enough, err));
         }
@@ -198,7 +199,11 @@ static weft_status try_all(struct bench *bench, weft_error *err)
 weft_status weft__comm_plan_make(weft_comm *comm, weft_error *err)
 {
     if (comm->dev->trial == NULL || comm->link.size == 1) return WEFT_OK;
-    struct bench bench = {.comm = comm, .dev = comm->dev->trial, .begun_ns = weft__now_ns()};
+    int asked = comm->session->world->tuning.plan_ms;
+    struct bench bench = {.comm = comm,
+                          .dev = comm->dev->trial,
+                          .begun_ns = weft__now_ns(),
+                          .budget_ms = (uint32_t)(asked > 0 ? asked : PLAN_MS)};
     for (int c = 0; c < CLASSES && class_bytes[c] <= comm->link.message_bytes; c++)
         bench.largest = class_bytes[c];
     comm->plan = calloc(1, sizeof *comm->plan);
@@ -222,13 +227,13 @@ int weft_comm_plan(const weft_comm *comm, weft_comm_way *out, int max)
     for (int i = 0; i < plan->count && i < max; i++) {
         const struct trial *trial = &plan->trial[i];
         out[i] = (weft_comm_way){.op = names[trial->op],
-                                 .bytes = class_bytes[trial->class],
+                                 .bytes = class_bytes[trial->size],
                                  .path = weft__way_path(trial->choice.way),
                                  .form = comm->dev->trial->form(trial->choice.way),
                                  .algorithm = trial->choice.two_shot ? WEFT_ALGORITHM_TWO_SHOT
                                                                      : WEFT_ALGORITHM_ONE_SHOT,
                                  .us = trial->us,
-                                 .chosen = plan->best[trial->op][trial->class] == i + 1};
+                                 .chosen = plan->best[trial->op][trial->size] == i + 1};
     }
     return plan->count;
 }

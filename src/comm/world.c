@@ -167,7 +167,7 @@ weft_status weft_comm_open(weft_world *world, int rank, weft_comm **out, weft_er
     comm->heap_end = comm->session->segment_bytes;
     status = comm_start(comm, err);
     if (status != WEFT_OK) goto leave;
-    if (!world->tuning.unmeasured) status = weft__comm_plan_make(comm, err);
+    if (world->tuning.plan_ms >= 0) status = weft__comm_plan_make(comm, err);
     if (status != WEFT_OK) goto close;
     *out = comm;
     return WEFT_OK;

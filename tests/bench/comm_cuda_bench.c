@@ -99,7 +99,7 @@ static bool bench_open(struct bench *bench, const struct gpu_place *place, int p
                                   .message_bytes = MESSAGE_BYTES,
                                   .heap_bytes = 4096,
                                   .cuda_devices = place->ordinal};
-    struct weft__tuning tuning = {.unmeasured = true};
+    struct weft__tuning tuning = {.plan_ms = -1};
     if (weft__world_create(&options, &tuning, &bench->world, err) != WEFT_OK) return false;
     for (int r = 0; r < p; r++) {
         opening[r] = (struct opening){.bench = bench, .rank = r};

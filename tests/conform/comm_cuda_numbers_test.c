@@ -351,7 +351,7 @@ static void bits_are_the_cpus(void **state)
     struct gpu_place *place = *state;
     for (int p = 1; p <= (place->brief ? 2 : 8); p++) {
         /* The epoch wraps within the first cases. */
-        struct weft__tuning tuning = {.first_epoch = 0xfffffff0u, .unmeasured = true};
+        struct weft__tuning tuning = {.first_epoch = 0xfffffff0u, .plan_ms = -1};
         weft_world *gpu = world_of(
             (weft_world_options){.size = p, .cuda_devices = place->ordinal, .timeout_ms = 20000},
             tuning);
