@@ -78,7 +78,7 @@ def read(directory):
             values[key] = tensor.float()
     for module, parts in linears.items():
         values[module + ".weight"], kind, scale = dequantised(parts)
-        if kind is not None:
+        if kind is not None and not module.endswith("kv_b_proj"): # taken apart into heads: 1.5
             inputs[module + ".weight"] = (kind, scale)
     return values, inputs
 
