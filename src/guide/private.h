@@ -79,6 +79,13 @@ static inline bool weft__byte_in(const struct weft__byte_set *set, unsigned char
     return (set->bit[byte / 64] >> (byte % 64) & 1) != 0;
 }
 
+/* ---- integer.c ---- */
+
+#define WEFT__INTEGER_MAX INT64_C(9999999999999999) /* 16 digits */
+
+/* A rule of the integers from low to high, both at most as far from 0 as WEFT__INTEGER_MAX. */
+int32_t weft__grammar_integers(struct weft__grammar *g, int64_t low, int64_t high);
+
 /* ---- schema.c ---- */
 
 /* The rule of the whole text. */

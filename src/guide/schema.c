@@ -43,7 +43,7 @@ struct compiler {
     int refs, depth;
     size_t comparisons; /* made so far */
     /* Rules that every schema needs, made when first asked for; 0: not yet. */
-    int32_t space, character, string, integer, number, boolean, null, any, any_array, any_object;
+    int32_t space, character, string, number, boolean, null, any, any_array, any_object;
 };
 
 static weft_status compile(struct compiler *c, const json_t *schema, int32_t *out);
@@ -205,24 +205,13 @@ static int32_t digits(struct compiler *c)
     return rule;
 }
 
-static int32_t integer(struct compiler *c)
-{
-    struct weft__grammar *g = c->g;
-    if (c->integer != 0) return c->integer;
-    int32_t first = weft__grammar_range(g, '1', '9'), minus = weft__grammar_chars(g, "-");
-    int32_t more = digits(c), rule = c->integer = weft__grammar_rule(g);
-    WEFT__ADD(g, rule, weft__grammar_chars(g, "0"));
-    WEFT__ADD(g, rule, first, more);
-    WEFT__ADD(g, rule, minus, first, more);
-    return rule;
-}
-
 static int32_t number(struct compiler *c)
 {
     struct weft__grammar *g = c->g;
     if (c->number != 0) return c->number;
     int32_t digit = weft__grammar_range(g, '0', '9'), e = weft__grammar_chars(g, "eE");
-    int32_t exponent = weft__grammar_rule(g), fraction = weft__grammar_rule(g), whole = integer(c);
+    int32_t exponent = weft__grammar_rule(g), fraction = weft__grammar_rule(g);
+    int32_t whole = weft__grammar_integers(g, -WEFT__INTEGER_MAX, WEFT__INTEGER_MAX);
     weft__grammar_add(g, exponent, NULL, 0);
     int32_t sign = weft__grammar_chars(g, "+-");
     WEFT__ADD(g, exponent, e, digit);
@@ -315,9 +304,10 @@ static const char *const annotations[] = {
     "$schema", "$id",         "$comment", "$defs",    "definitions", "discriminator", NULL,
 };
 static const char *const of_types[] = {
-    "type",      "properties",  "required", "additionalProperties",
-    "items",     "prefixItems", "minItems", "maxItems",
-    "minLength", "maxLength",   NULL,
+    "type",      "properties",       "required", "additionalProperties",
+    "items",     "prefixItems",      "minItems", "maxItems",
+    "minLength", "maxLength",        "minimum",  "exclusiveMinimum",
+    "maximum",   "exclusiveMaximum", NULL,
 };
 
 static const char *const choices[] = {"anyOf", "oneOf", "allOf", NULL};
@@ -870,11 +860,41 @@ static weft_status compile_values(struct compiler *c, const json_t *schema, int3
     return WEFT_OK;
 }
 
+/* Moves *bound to the first integer that the keyword allows, seen from outside: `sign` is -1 for
+ * the upper bounds. */
+static weft_status read_bound(const struct compiler *c, const json_t *schema, const char *name,
+                              double step, int sign, int64_t *bound)
+{
+    const json_t *value = json_object_get(schema, name);
+    double number = sign * json_number_value(value), limit = (double)WEFT__INTEGER_MAX / 10;
+    if (value == NULL) return WEFT_OK;
+    if (!json_is_number(value)) return refuse(c, WEFT_INVALID, "not a number:", name);
+    if (number > limit || number < -limit) return refuse(c, WEFT_UNSUPPORTED, "too large:", name);
+    int64_t first = (int64_t)(step > 0 ? floor(number) + step : ceil(number));
+    *bound = weft__max(*bound, first);
+    return WEFT_OK;
+}
+
+static weft_status compile_integer(struct compiler *c, const json_t *schema, int32_t *out)
+{
+    int64_t low = -WEFT__INTEGER_MAX, high = -WEFT__INTEGER_MAX; /* high: negated */
+    WEFT__TRY(read_bound(c, schema, "minimum", 0, 1, &low));
+    WEFT__TRY(read_bound(c, schema, "exclusiveMinimum", 1, 1, &low));
+    WEFT__TRY(read_bound(c, schema, "maximum", 0, -1, &high));
+    WEFT__TRY(read_bound(c, schema, "exclusiveMaximum", 1, -1, &high));
+    if (low > -high) return refuse(c, WEFT_INVALID, "no integer is within the bounds", NULL);
+    *out = weft__grammar_integers(c->g, low, -high);
+    return WEFT_OK;
+}
+
 static weft_status compile_types(struct compiler *c, const json_t *schema, int32_t *out)
 {
     unsigned types = types_of(schema);
     int32_t rule = 0;
     WEFT__TRY(only(c, schema, of_types));
+    for (size_t i = 10; of_types[i] != NULL && (types & TYPE_NUMBER) != 0; i++)
+        if (json_object_get(schema, of_types[i]) != NULL)
+            return refuse(c, WEFT_UNSUPPORTED, "bounds are for type integer alone:", of_types[i]);
     if (types == TYPE_ANY && json_object_get(schema, "type") == NULL) {
         *out = any(c);
         return WEFT_OK;
@@ -894,7 +914,10 @@ static weft_status compile_types(struct compiler *c, const json_t *schema, int32
         WEFT__ADD(c->g, *out, rule);
     }
     if ((types & TYPE_NUMBER) != 0) WEFT__ADD(c->g, *out, number(c));
-    if ((types & TYPE_INTEGER) != 0) WEFT__ADD(c->g, *out, integer(c));
+    if ((types & TYPE_INTEGER) != 0) {
+        WEFT__TRY(compile_integer(c, schema, &rule));
+        WEFT__ADD(c->g, *out, rule);
+    }
     if ((types & TYPE_BOOLEAN) != 0) WEFT__ADD(c->g, *out, boolean(c));
     if ((types & TYPE_NULL) != 0) WEFT__ADD(c->g, *out, null(c));
     return WEFT_OK;

@@ -155,6 +155,48 @@ static void walks_end_in_json(void **unused)
     }
 }
 
+static bool accepts(struct weft__guide *guide, const char *characters)
+{
+    struct weft__guided text;
+    weft__guided_init(&text, guide);
+    for (; *characters != '\0'; characters++)
+        (void)weft__guided_push(&text, weft__token_id(tokenizer, characters, 1));
+    bool end = in_mask(weft__guided_mask(&text), EOS);
+    weft__guided_free(&text);
+    return end;
+}
+
+/* All integers around the bounds, against what the bounds say. */
+static void bounds_are_exact(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *keywords;
+        int64_t low, high;
+    } ranges[] = {
+        {"\"minimum\":0,\"maximum\":100", 0, 100},
+        {"\"minimum\":-7,\"maximum\":7", -7, 7},
+        {"\"minimum\":-1234,\"maximum\":-98", -1234, -98},
+        {"\"exclusiveMinimum\":9,\"exclusiveMaximum\":1001", 10, 1000},
+        {"\"minimum\":0.5,\"exclusiveMaximum\":305.5", 1, 305},
+        {"\"minimum\":-2.5", -2, INT64_MAX},
+        {"\"maximum\":199,\"exclusiveMaximum\":500", INT64_MIN, 199},
+        {"\"minimum\":777,\"maximum\":777", 777, 777},
+    };
+    for (size_t i = 0; i < WEFT__COUNT(ranges); i++) {
+        char schema[200], number[24];
+        (void)snprintf(schema, sizeof schema, "{\"type\":\"integer\",%s}", ranges[i].keywords);
+        struct weft__guide *guide = guide_of(schema);
+        for (int64_t x = -2000; x <= 2000; x++) {
+            (void)snprintf(number, sizeof number, "%lld", (long long)x);
+            if (accepts(guide, number) != (x >= ranges[i].low && x <= ranges[i].high))
+                fail_msg("%s: %s", schema, number);
+        }
+        assert_false(accepts(guide, "007") || accepts(guide, "-0") || accepts(guide, "1.0"));
+        weft__guide_close(guide);
+    }
+}
+
 /* Three long strings make more states than are kept. */
 static void dropped_states_are_found_again(void **unused)
 {
@@ -243,6 +285,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(masks_are_what_tokens_do),
         cmocka_unit_test(walks_end_in_json),
+        cmocka_unit_test(bounds_are_exact),
         cmocka_unit_test(dropped_states_are_found_again),
         cmocka_unit_test(what_cannot_be_met_is_refused),
         cmocka_unit_test(large_schemas_are_refused_soon),
