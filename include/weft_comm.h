@@ -159,6 +159,22 @@ WEFT_API WEFT_CHECKED weft_status weft_comm_allreduce(weft_comm *comm, const wef
 WEFT_API WEFT_CHECKED weft_status weft_comm_reduce_scatter(weft_comm *comm, const weft_reduce *op,
                                                            weft_error *err);
 
+/* A row-parallel matrix product whose finished tiles are summed while the next are computed, so
+ * that ranks wait less for each other. The bits are those of an allreduce of the whole product. */
+typedef struct weft_gemm_reduce {
+    weft_reduce reduce; /* without x and moe */
+    int64_t tile_rows;  /* 0: 64, or what a message holds if that is less */
+    /* Writes rows first .. first + rows of this rank's partial product to out [rows, hidden];
+     * called with ascending rows. */
+    void (*compute)(void *ctx, int64_t first, int64_t rows, void *out);
+    void *ctx;
+} weft_gemm_reduce;
+
+/* CPU ranks only. */
+WEFT_API WEFT_CHECKED weft_status weft_comm_gemm_allreduce(weft_comm *comm,
+                                                           const weft_gemm_reduce *op,
+                                                           weft_error *err);
+
 /* The part of total that rank owns: the first total % size ranks have one more. */
 static inline int64_t weft_comm_share(int64_t total, int size, int rank, int64_t *first)
 {

@@ -4,6 +4,8 @@
 #include "base/numerics.h"
 #include "comm.h"
 
+enum { GEMM_TILE_ROWS = 64 };
+
 /* ---- frame of every operation ---- */
 
 static weft_status start(weft_comm *comm, uint64_t *begun_ns, weft_error *err)
@@ -251,6 +253,40 @@ weft_status weft_comm_allreduce(weft_comm *comm, const weft_reduce *op, weft_err
 weft_status weft_comm_reduce_scatter(weft_comm *comm, const weft_reduce *op, weft_error *err)
 {
     return reduce(comm, op, WEFT__REDUCE_SCATTER, "reduce_scatter", err);
+}
+
+weft_status weft_comm_gemm_allreduce(weft_comm *comm, const weft_gemm_reduce *op, weft_error *err)
+{
+    static const char name[] = "gemm_allreduce";
+    const struct weft__comm_link *link = &comm->link;
+    uint64_t begun_ns;
+    WEFT__TRY(start(comm, &begun_ns, err));
+    if (comm->dev != &weft__cpu_comm)
+        return weft__fail(err, WEFT_UNSUPPORTED, "rank %d: %s: on CPUs only",
+                          weft__comm_world_rank(comm), name);
+    struct weft__comm_gemm_args args = {.reduce = {.op = op->reduce, .out_rows = op->reduce.tokens},
+                                        .compute = op->compute,
+                                        .ctx = op->ctx};
+    weft_reduce *reduce = &args.reduce.op;
+    if (op->compute == NULL || reduce->x != NULL || reduce->moe.top_k != 0 || op->tile_rows < 0)
+        return fail_argument(comm, name, "wants compute, no x, no moe, tile_rows not negative",
+                             err);
+    reduce->x = link->segment[link->rank] + link->staging[link->rank]; /* where tiles will be */
+    const char *wrong = wrong_shape(reduce);
+    if (wrong == NULL) wrong = wrong_options(reduce);
+    if (wrong == NULL) wrong = wrong_pointers(reduce);
+    if (wrong != NULL) return fail_argument(comm, name, wrong, err);
+    WEFT__TRY(check_memory(comm, name, reduce, reduce->tokens, err));
+    int64_t row_bytes = reduce->hidden * (reduce->dtype == WEFT_F32 ? 4 : 2);
+    int64_t fits = (int64_t)link->message_bytes / row_bytes;
+    args.tile_rows = weft__min(op->tile_rows > 0 ? op->tile_rows : GEMM_TILE_ROWS, fits);
+    args.reduce.post = reduce_post(reduce, WEFT__ALLREDUCE, false);
+    args.reduce.post.detail =
+        weft__hash(&args.tile_rows, sizeof args.tile_rows, args.reduce.post.detail);
+    weft__cpu_gemm_reduce(comm->kernels, &args);
+    WEFT__TRY(weft__comm_health(comm, err));
+    count(comm, (uint64_t)reduce->tokens * (uint64_t)row_bytes, begun_ns);
+    return WEFT_OK;
 }
 
 /* ---- bytes ---- */

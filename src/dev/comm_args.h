@@ -193,6 +193,14 @@ struct weft__comm_reduce_args {
     uint32_t way;
 };
 
+/* All rows of reduce.op, in tiles. */
+struct weft__comm_gemm_args {
+    struct weft__comm_reduce_args reduce; /* first, rows and source are of no account */
+    int64_t tile_rows;
+    void (*compute)(void *ctx, int64_t first, int64_t rows, void *out);
+    void *ctx;
+};
+
 /* Bytes first .. first + bytes of each member's input, seen as one line. */
 struct weft__comm_move_args {
     struct weft__comm_post post; /* op: ALL_GATHER, BROADCAST or BARRIER */
@@ -284,6 +292,10 @@ extern const struct weft__dev_comm weft__cpu_comm, weft__cuda_comm;
 
 /* The rank of a process that has ended without closing, or -1. */
 int weft__comm_ended(const struct weft__comm_link *link);
+
+/* The one operation that the CPU has alone. */
+void weft__cpu_gemm_reduce(struct weft__comm_kernels *kernels,
+                           const struct weft__comm_gemm_args *args);
 
 /* Records the failure unless there is one already, and poisons the session. */
 void weft__comm_fail(struct weft__comm_fault *fault, const struct weft__comm_fault *what);

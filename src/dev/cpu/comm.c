@@ -270,17 +270,24 @@ static bool wait_for_all(struct weft__comm_kernels *k, uint32_t epoch, enum weft
 /* ---- an operation's frame ---- */
 
 /* Says where the input is, once it is there. */
+static void publish_at(struct weft__comm_kernels *k, uint64_t input, bool hold,
+                       const struct extent *need)
+{
+    k->post.hold = hold;
+    k->post.input = input;
+    k->input[k->link.rank] = k->link.segment[k->link.rank] + input;
+    k->channel->post[k->epoch & 1] = k->post;
+    publish(k, WEFT__INPUT, input, need);
+}
+
 static void publish_input(struct weft__comm_kernels *k, enum weft__comm_source source,
                           const void *in, uint64_t first_byte, const struct extent *need)
 {
     const struct weft__comm_link *link = &k->link;
     bool own = source == WEFT__SOURCE_HEAP;
-    k->post.hold = own;
-    k->post.input = own ? (uint64_t)((const uint8_t *)in - link->segment[link->rank]) + first_byte
-                        : weft__comm_input_at(link, link->rank, k->epoch);
-    k->input[link->rank] = link->segment[link->rank] + k->post.input;
-    k->channel->post[k->epoch & 1] = k->post;
-    publish(k, WEFT__INPUT, k->post.input, need);
+    uint64_t input = own ? (uint64_t)((const uint8_t *)in - link->segment[link->rank]) + first_byte
+                         : weft__comm_input_at(link, link->rank, k->epoch);
+    publish_at(k, input, own, need);
 }
 
 /* Waits for a member's input and checks that it does the same as we do. */
@@ -561,6 +568,42 @@ static void reduce(struct weft__comm_kernels *k, const struct weft__comm_reduce_
     end(k, args->post.two_shot != 0); /* SUM said that the inputs are read */
 leave:
     leave_float_mode(mode);
+}
+
+/* Three buffers take turns. While tile i + 1 is computed, peers may still read tiles i and, since
+ * tile i has not been met yet, i - 1; tile i - 2 they have finished with, as the INPUT of i - 1
+ * said. Tile 1 must not go where the operation before has its input or its sums: these are of the
+ * other parity than tile 0's epoch. The last tile is held, so that all buffers are free again. */
+void weft__cpu_gemm_reduce(struct weft__comm_kernels *k, const struct weft__comm_gemm_args *args)
+{
+    struct weft__comm_reduce_args tile = args->reduce;
+    const weft_reduce *op = &tile.op;
+    const struct weft__comm_link *link = &k->link;
+    uint8_t *segment = link->segment[link->rank];
+    uint32_t epoch = k->channel->epoch + 1;
+    const uint64_t buffer[] = {weft__comm_input_at(link, link->rank, epoch),
+                               weft__comm_sum_at(link, link->rank, epoch),
+                               weft__comm_input_at(link, link->rank, epoch + 1)};
+    struct extent need[WEFT__MAX_RANKS];
+    tile.rows = weft__min(args->tile_rows, op->tokens);
+    if (tile.rows > 0) args->compute(args->ctx, 0, tile.rows, segment + buffer[0]);
+    for (int turn = 0;; turn = (turn + 1) % 3) {
+        int64_t next = tile.first + tile.rows;
+        int64_t next_rows = weft__min(args->tile_rows, op->tokens - next);
+        begin(k, &tile.post, false);
+        input_needs(k, &tile, need);
+        publish_at(k, buffer[turn], next_rows == 0, need);
+        if (next_rows > 0)
+            args->compute(args->ctx, next, next_rows, segment + buffer[(turn + 1) % 3]);
+        unsigned mode = enter_float_mode();
+        bool met = meet_all(k);
+        if (met) reduce_rows(k, &tile);
+        leave_float_mode(mode);
+        if (met) end(k, false);
+        if (poisoned(k) || next_rows == 0) return;
+        tile.first = next;
+        tile.rows = next_rows;
+    }
 }
 
 /* ---- bytes ---- */
