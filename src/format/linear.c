@@ -105,6 +105,7 @@ static weft_status refuse_foreign(const struct probe *p)
                    {"SCB", "bitsandbytes (INT8)"},
                    {"weight.SCB", "bitsandbytes (INT8)"},
                    {"weight_blocks", "MXFP4"},
+                   {"pre_quant_scale", "AWQ (inputs scaled by channel)"},
                    {"weight_shape", "compressed-tensors pack-quantized (INT4 or INT8)"},
                    {"weight_zero_point", "an asymmetric quantisation"}};
     struct weft__tensor tensor;

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "model.h"
 
@@ -224,6 +225,38 @@ static weft_status choose_family(const struct weft__node *config, const struct w
     return status;
 }
 
+/* ModelOpt's name of a format, in config.json or in a file of its own. */
+static weft_status check_algorithm(const struct weft__node *quant, weft_error *err)
+{
+    static const char *const known[] = {
+        "NVFP4", "W4A16_NVFP4", "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MIXED_PRECISION"};
+    const char *name = NULL;
+    if (quant->json == NULL) return WEFT_OK;
+    WEFT__TRY(weft__node_string_opt(quant, "quant_algo", &name, err));
+    if (name == NULL) return WEFT_OK;
+    for (size_t i = 0; i < WEFT__COUNT(known); i++)
+        if (strcasecmp(name, known[i]) == 0) return WEFT_OK;
+    return weft__fail(err, WEFT_UNSUPPORTED,
+                      "%s: quant_algo \"%.64s\" is not supported; weft reads NVFP4, W4A16_NVFP4, "
+                      "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO and MIXED_PRECISION of these",
+                      quant->file, name);
+}
+
+static weft_status check_modelopt_file(const char *dir, weft_error *err)
+{
+    char path[4096];
+    struct weft__node root, quant;
+    if (snprintf(path, sizeof path, "%s/hf_quant_config.json", dir) >= (int)sizeof path)
+        return weft__fail(err, WEFT_TOO_LONG, "%.100s...: path too long", dir);
+    weft_status status = weft__config_open(path, &root, err);
+    if (status == WEFT_NOT_FOUND) return WEFT_OK;
+    if (status != WEFT_OK) return status;
+    status = weft__node_object(&root, "quantization", &quant, err);
+    if (status == WEFT_OK) status = check_algorithm(&quant, err);
+    weft__config_close(&root);
+    return status;
+}
+
 /* The tensors decide how each weight is read; this only says early, by name, what no reader exists
  * for. */
 static weft_status check_quantisation(const struct weft__node *config, weft_error *err)
@@ -233,6 +266,7 @@ static weft_status check_quantisation(const struct weft__node *config, weft_erro
     const char *method = NULL;
     WEFT__TRY(weft__node_object(config, "quantization_config", &quant, err));
     if (quant.json == NULL) return WEFT_OK;
+    WEFT__TRY(check_algorithm(&quant, err));
     WEFT__TRY(weft__node_string_opt(&quant, "quant_method", &method, err));
     for (size_t i = 0; i < WEFT__COUNT(known); i++)
         if (method == NULL || strncmp(method, known[i], strlen(known[i])) == 0) return WEFT_OK;
@@ -260,6 +294,7 @@ weft_status weft__arch_load(const char *dir, struct weft__arena *arena, struct w
     struct weft__arch arch = {0};
     status = choose_family(&config, &arch.family, err);
     if (status == WEFT_OK) status = check_quantisation(&config, err);
+    if (status == WEFT_OK) status = check_modelopt_file(dir, err);
     if (status == WEFT_OK) status = weft__arch_common(&config, &arch, err);
     if (status == WEFT_OK) status = arch.family->configure(&config, arena, &arch, err);
     if (status == WEFT_OK) status = check_layer_types(&config, &arch, err);

@@ -67,6 +67,14 @@ model llama
 edit config.json '0,/{/s/{/{ "quantization_config": {"quant_method": "gguf9"},/'
 expect 1 'gguf9' "$weft" check "$scratch/m"
 model llama
+edit config.json '0,/{/s/{/{ "quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},/'
+expect 1 'W4A8_AWQ.*NVFP4' "$weft" check "$scratch/m"
+model llama
+echo '{"quantization": {"quant_algo": "nvfp4"}}' >"$scratch/m/hf_quant_config.json"
+"$weft" check "$scratch/m" >/dev/null
+edit hf_quant_config.json 's/nvfp4/INT3/'
+expect 1 'hf_quant_config.json.*INT3.*NVFP4' "$weft" check "$scratch/m"
+model llama
 edit config.json 's/"hidden_size": *[0-9]*/"hidden_size": 4611686018427387904/'
 expect 1 'hidden_size' "$weft" check "$scratch/m"
 model llama
