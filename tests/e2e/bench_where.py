@@ -83,7 +83,9 @@ def test_in_process():
          [answer["weft"][key] for key in ("other_length", "no_usage", "server_prompt_tokens")], [0, 0, 2560])
     where = check_time("engine", answer, 2)
     check("engine: ranks meet", all(rank["moving_s"] > 0 for rank in where["ranks"]))
-    same("engine: both ranks run every step", len({rank["steps"] for rank in where["ranks"]}), 1)
+    steps = [rank["steps"] for rank in where["ranks"]]
+    check("engine: both ranks run every step; rank 0 hears of it with the next: %s" % steps,
+          0 <= steps[0] - steps[1] <= 1 < steps[0])
     where = run("prompts only", ATLAS, "--num-prompts", "20", "--random-input-len", "256",
                 "--random-output-len", "1")["weft"]["time"]
     same("prompts only: nothing is decoded", where["ranks"][0]["decode_s"], 0)
