@@ -19,6 +19,8 @@ libevent-dev          HTTP server
 libcurl4-openssl-dev  HTTP client of the benchmarks
 libcmocka-dev         unit tests
 curl                  end-to-end tests
+openmpi-bin           ranks across hosts: tests only, loaded at run time when asked for
+iproute2              network namespaces of the test of that
 clang                 builds the fuzz targets
 libclang-rt-14-dev    libFuzzer and its sanitizers
 clang-format-14       checks the format of the sources

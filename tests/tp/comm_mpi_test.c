@@ -25,6 +25,17 @@ static void fill(uint64_t *state, void *out, size_t bytes)
     }
 }
 
+struct copied { /* what stands for a product of matrices */
+    const char *x;
+    int64_t row_bytes;
+};
+
+static void copy_rows(void *ctx, int64_t first, int64_t rows, void *out)
+{
+    const struct copied *c = ctx;
+    memcpy(out, c->x + first * c->row_bytes, (size_t)(rows * c->row_bytes));
+}
+
 static weft_status digest_reduce(weft_comm *comm, struct sums *m, uint64_t plan, uint64_t mine,
                                  uint64_t *hash, weft_error *err)
 {
@@ -49,6 +60,16 @@ static weft_status digest_reduce(weft_comm *comm, struct sums *m, uint64_t plan,
     fill(&shared, m->residual, sizeof m->residual);
     fill(&shared, m->weight, sizeof m->weight);
     void *input;
+    if (plan >> 13 & 1) {
+        struct copied copied = {(const char *)m->x, hidden * (op.dtype == WEFT_F32 ? 4 : 2)};
+        weft_gemm_reduce gemm = {.reduce = op,
+                                 .tile_rows = (int64_t)(1 + (plan >> 14 & 15)),
+                                 .compute = copy_rows,
+                                 .ctx = &copied};
+        gemm.reduce.x = NULL;
+        WEFT__TRY(weft_comm_gemm_allreduce(comm, &gemm, err));
+        goto hash_outputs;
+    }
     if (plan >> 11 & 1) {
         size_t bytes = (size_t)(tokens * hidden) * sizeof(float);
         WEFT__TRY(weft_comm_input(comm, bytes, &input, err));
@@ -65,6 +86,7 @@ static weft_status digest_reduce(weft_comm *comm, struct sums *m, uint64_t plan,
     } else {
         WEFT__TRY(weft_comm_allreduce(comm, &op, err));
     }
+hash_outputs:
     *hash = weft__hash(m->y, sizeof m->y, *hash);
     *hash = weft__hash(m->s, sizeof m->s, *hash);
     *hash = weft__hash(m->codes, sizeof m->codes, *hash);

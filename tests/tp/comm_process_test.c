@@ -203,7 +203,7 @@ static void nothing_is_left(void **state)
 
 /* ---- stopped, killed, gone ---- */
 
-enum deed { KILLED_OUTSIDE, KILLED_INSIDE, STOPPED, DELAYED, FINISHED };
+enum deed { KILLED_OUTSIDE, KILLED_INSIDE, STOPPED, ABORTED, DELAYED, FINISHED };
 
 struct scene {
     enum deed deed;
@@ -227,6 +227,9 @@ static weft_status act(weft_comm *comm, int rank, void *arg, weft_error *err)
         case KILLED_OUTSIDE:
         case STOPPED:
             for (;;) (void)pause();
+        case ABORTED:
+            weft_comm_abort(comm, "no memory for layer 3");
+            break;
         case DELAYED:
             sleep_ms(BUDGET_MS * 8 / 10);
             break;
@@ -254,7 +257,7 @@ static void play(struct rank_processes *p, struct scene *scene)
     processes_start(p, all_ranks(RANKS), act, scene);
     for (int i = 0; atomic_load(&scene->shared->ready) < RANKS; i++) {
         for (int r = 0; r < RANKS; r++)
-            if (i == 20000 || p->results[r].status != WEFT_OK)
+            if (i == 20000 || (p->results[r].status != WEFT_OK && scene->deed != ABORTED))
                 fail_msg("rank %d: %s", r, p->results[r].err.text);
         sleep_ms(1);
     }
@@ -333,6 +336,23 @@ static void stopped_rank_is_named_in_time(void **state)
     (void)munmap(scene.shared, sizeof *scene.shared);
 }
 
+static void giving_up_is_heard(void **state)
+{
+    (void)state;
+    struct scene scene = {.deed = ABORTED,
+                          .culprit = 2,
+                          .shared = mmap(NULL, sizeof *scene.shared, PROT_READ | PROT_WRITE,
+                                         MAP_SHARED | MAP_ANONYMOUS, -1, 0)};
+    struct rank_processes p;
+    prepare(&p, RANKS);
+    play(&p, &scene);
+    processes_wait(&p, all_ranks(RANKS));
+    assert_named(&p, &scene, WEFT_PEER, "rank 2 gave up: no memory for layer 3");
+    assert_error(&p, 2, WEFT_PEER, "rank 2 gave up: no memory for layer 3");
+    assert_reopens(&p);
+    (void)munmap(scene.shared, sizeof *scene.shared);
+}
+
 static void delayed_and_finished_ranks_are_no_failure(void **state)
 {
     (void)state;
@@ -362,6 +382,7 @@ int main(void)
         cmocka_unit_test(nothing_is_left),
         cmocka_unit_test(killed_ranks_are_named_at_once),
         cmocka_unit_test(stopped_rank_is_named_in_time),
+        cmocka_unit_test(giving_up_is_heard),
         cmocka_unit_test(delayed_and_finished_ranks_are_no_failure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -142,7 +142,7 @@ static void tiles_give_the_same_bits(void **state)
                 world_of((weft_world_options){.size = sizes[i],
                                               .message_bytes = WEFT_COMM_MESSAGE_MIN,
                                               .algorithm = (weft_algorithm)algorithm},
-                         (struct weft__tuning){.first_epoch = (uint32_t)-50, .unmeasured = true});
+                         (struct weft__tuning){.first_epoch = (uint32_t)-50});
             ranks_succeed(world, sizes[i], all_shapes, NULL);
             weft_world_destroy(world);
         }
