@@ -165,49 +165,61 @@ static void attend_naive(struct weft__model *m, int64_t layer, const struct weft
         .y_stride = h * value);
 }
 
-/* Attention over the latents themselves: kv_b folded into the query and out of the result. */
+/* How many of the sequences have rows that follow one another, and how many rows. */
+static int64_t adjoining(const struct weft__seq *seq, int64_t seqs, int64_t *rows)
+{
+    int64_t n = 0;
+    for (*rows = 0; n < seqs && seq[n].row == seq->row + *rows; n++) *rows += seq[n].count;
+    return n;
+}
+
+/* Queries of rows for the absorbed form: (q_nope UK, q_rope). */
+static void absorb_queries(struct weft__model *m, const struct weft__matrix *kv_b, int64_t first,
+                           int64_t rows)
+{
+    const struct weft__arch *a = m->arch;
+    struct weft__work *w = &m->work;
+    int64_t h = m->shard.heads.count, key = a->nope_dim + a->rope_dim;
+    int64_t row = a->kv_lora + a->rope_dim;
+    const float *q = w->q + first * h * key;
+    float *absorbed = w->q_absorbed + first * h * row;
+
+    RUN(m, linear_heads, .w = kv_b, .heads = h, .row_step = a->nope_dim + a->value_dim,
+        .rows = a->nope_dim, .transposed = true, .x = q, .x_stride = h * key, .x_head_stride = key,
+        .tokens = rows, .y = absorbed, .y_stride = h * row, .y_head_stride = row);
+    RUN(m, copy, .x = q + a->nope_dim, .x_stride = h * key, .x_head_stride = key, .rows = rows,
+        .heads = h, .width = a->rope_dim, .y = absorbed + a->kv_lora, .y_stride = h * row,
+        .y_head_stride = row);
+}
+
+/* Attention over the latents themselves: kv_b folded into the query and out of the result, read
+ * once for all rows that follow one another. */
 static void attend_absorbed(struct weft__model *m, int64_t layer, const struct weft__seq *seq,
                             int64_t seqs)
 {
     const struct weft__arch *a = m->arch;
     const struct weft__matrix *kv_b = &m->weights.layer[layer].kv_b;
     struct weft__work *w = &m->work;
-    int64_t h = m->shard.heads.count, value = a->value_dim, row = a->kv_lora + a->rope_dim;
-    int64_t up = a->nope_dim + value;
+    int64_t h = m->shard.heads.count, value = a->value_dim, row = a->kv_lora + a->rope_dim, rows;
     const float *latents = m->cache[layer].k;
 
+    for (int64_t i = 0, n; i < seqs; i += n) {
+        n = adjoining(seq + i, seqs - i, &rows);
+        absorb_queries(m, kv_b, seq[i].row, rows);
+    }
     RUN(m, attention, .seq = seq, .seqs = seqs, .heads = h, .key_dim = row, .value_dim = a->kv_lora,
         .kv_head = m->zero_head, .q = w->q_absorbed, .q_stride = h * row, .k = latents,
         .k_stride = row, .v = latents, .v_stride = row, .scale = a->attention_scale,
         .selected = w->selected, .selected_count = w->selected_count,
         .selected_stride = weft__min(a->index_top, m->limits.context), .y = w->z,
         .y_stride = h * a->kv_lora);
-    for (int64_t i = 0; i < seqs; i++) {
-        int64_t first = seq[i].row;
-        RUN(m, linear_heads, .w = kv_b, .heads = h, .first_row = a->nope_dim, .row_step = up,
-            .rows = value, .x = w->z + first * h * a->kv_lora, .x_stride = h * a->kv_lora,
-            .x_head_stride = a->kv_lora, .tokens = seq[i].count, .y = w->heads + first * h * value,
-            .y_stride = h * value, .y_head_stride = value);
+    for (int64_t i = 0, n; i < seqs; i += n) {
+        n = adjoining(seq + i, seqs - i, &rows);
+        RUN(m, linear_heads, .w = kv_b, .heads = h, .first_row = a->nope_dim,
+            .row_step = a->nope_dim + value, .rows = value, .x = w->z + seq[i].row * h * a->kv_lora,
+            .x_stride = h * a->kv_lora, .x_head_stride = a->kv_lora, .tokens = rows,
+            .y = w->heads + seq[i].row * h * value, .y_stride = h * value, .y_head_stride = value);
     }
-}
-
-/* Queries of a sequence's rows for the absorbed form: (q_nope UK, q_rope). */
-static void absorb_queries(struct weft__model *m, int64_t layer, const struct weft__seq *seq)
-{
-    const struct weft__arch *a = m->arch;
-    struct weft__work *w = &m->work;
-    int64_t h = m->shard.heads.count, key = a->nope_dim + a->rope_dim;
-    int64_t row = a->kv_lora + a->rope_dim;
-    const float *q = w->q + seq->row * h * key;
-    float *absorbed = w->q_absorbed + seq->row * h * row;
-
-    RUN(m, linear_heads, .w = &m->weights.layer[layer].kv_b, .heads = h,
-        .row_step = a->nope_dim + a->value_dim, .rows = a->nope_dim, .transposed = true, .x = q,
-        .x_stride = h * key, .x_head_stride = key, .tokens = seq->count, .y = absorbed,
-        .y_stride = h * row, .y_head_stride = row);
-    RUN(m, copy, .x = q + a->nope_dim, .x_stride = h * key, .x_head_stride = key,
-        .rows = seq->count, .heads = h, .width = a->rope_dim, .y = absorbed + a->kv_lora,
-        .y_stride = h * row, .y_head_stride = row);
 }
 
 /* How many of a sequence's first rows take the naive form. */
@@ -249,9 +261,7 @@ static void attention_mla(struct weft__model *m, int64_t layer, const struct wef
         if (naive > 0) attend_naive(m, layer, &seq, naive);
         seq.row += naive;
         seq.count -= naive;
-        if (seq.count == 0) continue;
-        absorb_queries(m, layer, &seq);
-        m->absorbed[absorbed++] = seq;
+        if (seq.count > 0) m->absorbed[absorbed++] = seq;
     }
     if (absorbed > 0) attend_absorbed(m, layer, m->absorbed, absorbed);
     linear(m, &l->o, w->heads, t, partial);

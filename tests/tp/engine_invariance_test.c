@@ -77,7 +77,8 @@ static const float *run_step(const struct fixture *f, struct weft__ranks *ranks,
                                    .slot = s.slot,
                                    .seq = s.seq,
                                    .output = s.output};
-    if (company) add_rows(f, &s, 1, 0, OTHER, false);
+    /* A prompt, then rows that count as sampled beside ours. */
+    if (company) add_rows(f, &s, 1, generated ? OTHER - 2 : 0, generated ? 2 : OTHER, generated);
     add_rows(f, &s, 0, first, count, generated);
     s.output[0] = s.batch.tokens - 1;
     const float *logits = NULL;
