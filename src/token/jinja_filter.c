@@ -485,7 +485,8 @@ static struct jvalue is_divided(struct jrun *run, struct jcall *call)
 
 static struct jvalue is_related(struct jrun *run, struct jcall *call)
 {
-    return weft__j_bool(weft__j_relation(run, call->function->mode, call->self, call->arg[0]));
+    return weft__j_bool(
+        weft__j_relation(run, (enum weft__jop)call->function->mode, call->self, call->arg[0]));
 }
 
 /* ---- tables ---- */
