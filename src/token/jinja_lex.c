@@ -270,7 +270,7 @@ const char *weft__j_spelling(enum weft__jop op)
 static void lex_operator(struct jparser *parser, struct jtoken *out)
 {
     const char *p = parser->tmpl->text + parser->pos, *after = p;
-    for (int op = 0; op < J_OP_IN; op++) {
+    for (enum weft__jop op = 0; op < J_OP_IN; op++) {
         if (!at(parser, parser->pos, weft__j_spelling(op))) continue;
         if (strchr("([{", *p) != NULL) parser->open++;
         if (strchr(")]}", *p) != NULL && parser->open > 0) parser->open--;
