@@ -1,7 +1,7 @@
 #!/bin/sh
-# SmolLM2-135M against llama.cpp on the same machine, in the same run: prefill of 512 tokens and decode of
-# 64 after 16, 2 threads, 4-bit weights both. Needs `make smollm`; the first run builds llama.cpp from
-# PyPI's source (minutes). peer_bench.sh WEFT ROOT
+# SmolLM2-135M against llama.cpp on the same machine, in the same run, 2 threads, 4-bit weights both: time to the
+# first token, prefill of 512 tokens, decode of 1, 8 and 32 sequences. Needs `make smollm`; the first run builds
+# llama.cpp from PyPI's source (minutes). peer_bench.sh WEFT ROOT
 set -eu
 export LC_ALL=C
 weft=$1 root=$2 peer=$2/build/peer
