@@ -55,9 +55,9 @@ for _ in $(seq 200); do
     sleep 0.1
 done
 victim=
-for process in /proc/[0-9]*; do
-    tr '\0' '\n' <"$process/environ" 2>/dev/null | grep -q "^OMPI_COMM_WORLD_RANK=2$" || continue
-    tr '\0' ' ' <"$process/cmdline" | grep -q "^$weft serve $atlas" && victim=${process#/proc/}
+for file in $(grep -lzsx "OMPI_COMM_WORLD_RANK=2" /proc/[0-9]*/environ); do
+    process=${file%/environ}
+    tr '\0' ' ' 2>/dev/null <"$process/cmdline" | grep -q "^$weft serve $atlas" && victim=${process#/proc/}
 done
 kill -9 "$victim"
 wait $job
