@@ -43,7 +43,8 @@ void weft__server_ready(struct weft__server *server, weft_engine *engine);
 void weft__server_quit(struct weft__server *server);
 
 /* Serves on the calling thread until SIGTERM or SIGINT and the end of what was running by then, or
- * until a second signal. True: every request had ended by itself. */
+ * until a second signal; or until some seconds after the engine has failed. True: every request had
+ * ended by itself. */
 bool weft__server_run(struct weft__server *server);
 
 #endif

@@ -137,9 +137,6 @@ enum weft__calls_format {
     WEFT__CALLS_DEEPSEEK, /* V3 and V3.1 */
 };
 enum weft__calls_format weft__calls_format(const char *template);
-/* The marks around calls; the end is NULL where the calls last until the end. */
-const char *weft__calls_begin(enum weft__calls_format format);
-const char *weft__calls_end(enum weft__calls_format format);
 /* Whether the text is one of the marks: they stay in the text where other special tokens don't. */
 bool weft__extract_mark(const char *text, size_t len);
 
@@ -396,11 +393,12 @@ void weft__calls_ping(struct weft__server *server, uint64_t now_ns);
 void weft__render_prompt_logprob(struct weft__part *part, int64_t position,
                                  const struct weft__logprobs *logprobs);
 void weft__render_logprob(struct weft__choice *choice, const struct weft__logprobs *logprobs);
-/* Stream: what choice has collected, as one event; then, at the end, what ends it. */
+/* A tool call, among what the choice has collected. */
 void weft__render_call(struct weft__choice *choice, struct weft__slice name,
                        struct weft__slice arguments);
 /* Whether a chat's stream has something to say. */
 bool weft__render_pending(const struct weft__choice *choice);
+/* Stream: what choice has collected, as one event; then, at the end, what ends it. */
 void weft__render_event(struct weft__choice *choice, struct weft__buf *out);
 void weft__render_finish(struct weft__choice *choice, struct weft__buf *out);
 void weft__render_end(struct weft__call *call, struct weft__buf *out);
@@ -487,6 +485,7 @@ struct weft__server {
     _Atomic(weft_engine *) opened;
     atomic_bool quit;
     bool draining, aborted, listening;
+    uint64_t failed_ns; /* when the engine was seen to have failed; 0: it has not */
     uint64_t drain_deadline_ns, started_ns, next_tick_ns;
     time_t started;
     struct weft__notes notes;

@@ -12,7 +12,7 @@
 
 #include "private.h"
 
-enum { BACKLOG = 4096, SWEEP_MS = 250, SECOND = 1000000000 };
+enum { BACKLOG = 4096, SWEEP_MS = 250, SECOND = 1000000000, FAREWELL_S = 5 };
 
 /* ---- ids, log ---- */
 
@@ -188,6 +188,23 @@ static void give_up_drain(struct weft__server *server)
     }
 }
 
+/* A failed engine does not come back. Clients hear why for a while, then the server ends, so that
+ * whoever supervises it starts another. */
+static void look_at_engine(struct weft__server *server, uint64_t now)
+{
+    struct weft__engine_status status;
+    if (server->engine == NULL) return;
+    if (server->failed_ns != 0) {
+        if (now - server->failed_ns > (uint64_t)FAREWELL_S * SECOND)
+            (void)event_base_loopbreak(server->base);
+        return;
+    }
+    weft__engine_status(server->engine, &status);
+    if (!status.failed) return;
+    server->failed_ns = now;
+    log_event(server, "failed", status.error.text);
+}
+
 static void on_sweep(evutil_socket_t fd, short what, void *arg)
 {
     struct weft__server *server = arg;
@@ -207,6 +224,7 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
     if (now >= server->next_tick_ns) {
         server->next_tick_ns = now + SECOND;
         weft__metrics_tick(server);
+        look_at_engine(server, now);
     }
     if (!server->listening) {
         (void)evconnlistener_enable(server->listener);

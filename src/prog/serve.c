@@ -108,9 +108,11 @@ static int run(struct serve *serve, const struct weft__server_options *options)
         (void)pthread_join(loader, NULL);
     }
     weft__server_close(serve->server);
+    struct weft__engine_status engine = {.failed = serve->load_status != WEFT_OK};
+    if (serve->engine != NULL) weft__engine_status(serve->engine, &engine);
     weft_engine_close(serve->engine);
     (void)fprintf(stderr, "weft serve: stopped\n");
-    return serve->load_status == WEFT_OK ? WEFT__EXIT_OK : WEFT__EXIT_FAILED;
+    return engine.failed ? WEFT__EXIT_FAILED : WEFT__EXIT_OK;
 }
 
 /* ---- options ---- */
