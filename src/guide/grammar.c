@@ -36,6 +36,12 @@ void weft__grammar_free(struct weft__grammar *g)
     free(g->set);
 }
 
+size_t weft__grammar_bytes(const struct weft__grammar *g)
+{
+    return g->symbols_cap * sizeof *g->symbol + g->alternatives_cap * sizeof *g->alternative +
+           g->rules_cap * sizeof *g->rule + g->sets_cap * sizeof *g->set;
+}
+
 int32_t weft__grammar_rule(struct weft__grammar *g)
 {
     if (!grow(g, &g->rule, &g->rules_cap, g->rules, 1, sizeof *g->rule)) return -1;

@@ -13,7 +13,7 @@
 #include "base/base.h"
 #include "token/token.h"
 
-/* The tokens of one model, sorted by their bytes. Immutable: any number of guides may use it. */
+/* The tokens of one model, sorted by their bytes, for any number of guides on any threads. */
 struct weft__guide_vocab;
 
 /* vocab: columns of logits. The eos ids may be chosen where the text is complete, other special
@@ -22,6 +22,8 @@ weft_status weft__guide_vocab_open(const struct weft__tokenizer *tokenizer, int6
                                    const int32_t *eos, int32_t eos_count,
                                    struct weft__guide_vocab **out, weft_error *err);
 void weft__guide_vocab_close(struct weft__guide_vocab *vocab); /* NULL allowed */
+/* Memory of all guides of the vocabulary; from any thread. */
+size_t weft__guide_vocab_bytes(const struct weft__guide_vocab *vocab);
 
 /* What a text must look like. It may be shared by texts of one thread. */
 struct weft__guide;
@@ -32,11 +34,11 @@ struct weft__guide_spec {
     bool space;                  /* white space may come before them */
 };
 
-/* UNSUPPORTED names the keyword that would have to be ignored, and where; INVALID: the schema is
- * wrong, or no value meets it. The vocabulary is borrowed, the schema is not needed afterwards. */
-weft_status weft__guide_open(const struct weft__guide_vocab *vocab,
-                             const struct weft__guide_spec *spec, struct weft__guide **out,
-                             weft_error *err);
+/* UNSUPPORTED names the keyword that would have to be ignored, and where, or the schema is too
+ * large or too complex; INVALID: it is wrong, or no value meets it. The vocabulary is borrowed, the
+ * schema is not needed afterwards. */
+weft_status weft__guide_open(struct weft__guide_vocab *vocab, const struct weft__guide_spec *spec,
+                             struct weft__guide **out, weft_error *err);
 void weft__guide_close(struct weft__guide *guide); /* NULL allowed */
 
 /* One text under way. */
@@ -44,14 +46,17 @@ struct weft__guided {
     struct weft__guide *guide;
     int32_t state;
     uint32_t generation;   /* of the guide's states; 0: none */
-    struct weft__buf text; /* so far: replayed when the guide has dropped its states */
+    struct weft__buf text; /* so far: read again when the guide has dropped its states */
+    weft_status failed;    /* OK, or why it cannot go on */
 };
 
 void weft__guided_init(struct weft__guided *text, struct weft__guide *guide);
 void weft__guided_free(struct weft__guided *text);
 /* The tokens that may come next, one bit each [ceil(vocab / 32)], valid until the next call for any
- * text of the guide. No bit at all: memory ran out. */
+ * text of the guide. No bit at all: it cannot go on. */
 const uint32_t *weft__guided_mask(struct weft__guided *text);
+/* OK leaves *err alone. UNSUPPORTED: too much work or memory for one token, of this schema. */
+weft_status weft__guided_check(const struct weft__guided *text, weft_error *err);
 /* Takes the token that was chosen; true when the text is complete and nothing can follow. */
 bool weft__guided_push(struct weft__guided *text, int32_t token);
 

@@ -31,14 +31,16 @@ struct table {
 };
 
 struct weft__guide {
-    const struct weft__guide_vocab *vocab;
+    struct weft__guide_vocab *vocab;
     struct weft__grammar grammar;
     int32_t root; /* the first symbol of its only alternative */
     size_t words;
     uint32_t *nothing; /* [words] zeros */
     uint32_t generation;
-    size_t memory; /* of all below */
-    bool failed;
+    size_t memory;      /* of all below */
+    size_t compiled;    /* bytes of the grammar */
+    size_t work_left;   /* configurations that may still be looked at, for this mask or token */
+    weft_status failed; /* OK, NO_MEMORY, UNSUPPORTED: it takes too much work or memory */
 
     struct frame *frame;
     size_t frames, frames_cap;
@@ -56,6 +58,23 @@ struct weft__guide {
 
 /* ---- memory ---- */
 
+/* The one place where the guide's memory and the sum over all guides of a vocabulary change. */
+static void account(struct weft__guide *g, size_t more)
+{
+    g->memory += more;
+    (void)atomic_fetch_add(&g->vocab->bytes, more);
+    if (g->memory > WEFT__GUIDE_MEMORY_HARD && g->failed == WEFT_OK) g->failed = WEFT_UNSUPPORTED;
+}
+
+/* False once the work for one mask or token is more than a server's other requests can wait for. */
+static bool spend(struct weft__guide *g, size_t work)
+{
+    if (g->failed == WEFT_OK && work > g->work_left) g->failed = WEFT_UNSUPPORTED;
+    if (g->failed != WEFT_OK) return false;
+    g->work_left -= work;
+    return true;
+}
+
 static bool grow(struct weft__guide *g, void *array, size_t *cap, size_t count, size_t size)
 {
     void **data = array;
@@ -63,10 +82,10 @@ static bool grow(struct weft__guide *g, void *array, size_t *cap, size_t count, 
     size_t wanted = *cap > 0 ? *cap * 2 : 64;
     void *grown = realloc(*data, wanted * size);
     if (grown == NULL) {
-        g->failed = true;
+        g->failed = WEFT_NO_MEMORY;
         return false;
     }
-    g->memory += (wanted - *cap) * size;
+    account(g, (wanted - *cap) * size);
     *data = grown;
     *cap = wanted;
     return true;
@@ -103,7 +122,7 @@ static bool table_grow(struct weft__guide *g, struct table *t,
     size_t slots = t->slots > 0 ? t->slots * 2 : BUCKETS_MIN;
     uint32_t *slot = calloc(slots, sizeof *slot);
     if (slot == NULL) {
-        g->failed = true;
+        g->failed = WEFT_NO_MEMORY;
         return false;
     }
     for (size_t i = 0; i < t->slots; i++) {
@@ -112,7 +131,7 @@ static bool table_grow(struct weft__guide *g, struct table *t,
         while (slot[at] != 0) at = (at + 1) & (slots - 1);
         slot[at] = t->slot[i];
     }
-    g->memory += (slots - t->slots) * sizeof *slot;
+    account(g, (slots - t->slots) * sizeof *slot);
     free(t->slot);
     t->slot = slot;
     t->slots = slots;
@@ -174,7 +193,7 @@ static void clear_work(struct weft__guide *g)
 static bool close_work(struct weft__guide *g)
 {
     bool accepts = false;
-    for (size_t i = 0; i < g->works && !g->failed; i++) {
+    for (size_t i = 0; i < g->works && spend(g, 1); i++) {
         int32_t position = (int32_t)(g->work[i] >> 32), frame = (int32_t)(uint32_t)g->work[i];
         int32_t symbol = g->grammar.symbol[position];
         if (symbol > 0) continue;
@@ -188,7 +207,8 @@ static bool close_work(struct weft__guide *g)
         bool last = g->grammar.symbol[position + 1] == 0;
         int32_t inner = last ? frame : push_frame(g, position + 1, frame);
         int32_t alternative = g->grammar.rule[-symbol - 1].first;
-        for (; alternative >= 0; alternative = g->grammar.alternative[alternative].next) {
+        for (; alternative >= 0 && spend(g, 1);
+             alternative = g->grammar.alternative[alternative].next) {
             const struct weft__alternative *a = &g->grammar.alternative[alternative];
             if (g->frame[inner].depth + a->height <= WEFT__GUIDE_DEPTH_MAX)
                 add_work(g, a->begin, inner);
@@ -209,21 +229,24 @@ static bool same_state(const struct weft__guide *g, const struct state *a, const
            memcmp(g->config + a->begin, g->config + b->begin, a->count * sizeof(uint64_t)) == 0;
 }
 
-/* The state of the work's configurations; the work is empty then. */
-static int32_t make_state(struct weft__guide *g)
+/* What the work's configurations lead to, behind all kept ones; the work is empty then. */
+static struct state gather(struct weft__guide *g)
 {
     struct state new = {.begin = g->configs, .accepts = close_work(g)};
     for (size_t i = 0; i < g->works; i++) {
         if (g->grammar.symbol[g->work[i] >> 32] <= 0) continue;
-        if (!grow(g, &g->config, &g->configs_cap, g->configs, sizeof *g->config)) break;
-        g->config[g->configs++] = g->work[i];
+        if (!grow(g, &g->config, &g->configs_cap, new.begin + new.count, sizeof *g->config)) break;
+        g->config[new.begin + new.count++] = g->work[i];
     }
     clear_work(g);
-    new.count = g->configs - new.begin;
-    g->configs = new.begin;
-    if (g->failed || (new.count == 0 && !new.accepts)) return DEAD;
-    qsort(g->config + new.begin, new.count, sizeof *g->config, compare_configs);
+    return new;
+}
 
+/* The number of a gathered state, which is kept if it is not yet. */
+static int32_t intern(struct weft__guide *g, struct state new)
+{
+    if (g->failed != WEFT_OK || (new.count == 0 && !new.accepts)) return DEAD;
+    if (new.count > 0) qsort(g->config + new.begin, new.count, sizeof *g->config, compare_configs);
     if (!grow(g, &g->state, &g->states_cap, g->states, sizeof *g->state) ||
         !table_grow(g, &g->state_table, state_hash))
         return DEAD;
@@ -232,32 +255,51 @@ static int32_t make_state(struct weft__guide *g)
     size_t at = state_hash(g, g->states) & (t->slots - 1);
     for (; t->slot[at] != 0; at = (at + 1) & (t->slots - 1))
         if (same_state(g, &g->state[t->slot[at] - 1], &new)) return (int32_t)t->slot[at] - 1;
-    g->configs += new.count;
+    g->configs = new.begin + new.count;
     table_put(t, at, g->states);
     return (int32_t)g->states++;
 }
 
-static int32_t find_next(struct weft__guide *g, int32_t from, unsigned char byte)
+/* Adds where a state's configurations are after a byte to the work. */
+static void take_byte(struct weft__guide *g, const struct state *s, unsigned char byte)
 {
-    const struct state s = g->state[from];
-    for (size_t i = 0; i < s.count; i++) {
-        uint64_t config = g->config[s.begin + i];
+    if (!spend(g, s->count)) return;
+    for (size_t i = 0; i < s->count; i++) {
+        uint64_t config = g->config[s->begin + i];
         int32_t position = (int32_t)(config >> 32);
         if (weft__byte_in(&g->grammar.set[g->grammar.symbol[position] - 1], byte))
             add_work(g, position + 1, (int32_t)(uint32_t)config);
     }
-    int32_t next = g->works > 0 ? make_state(g) : DEAD;
-    if (g->failed) return DEAD;
-    if (g->state[from].next == NULL) {
-        int32_t *table = malloc(256 * sizeof *table);
-        if (table == NULL) {
-            g->failed = true;
-            return DEAD;
-        }
-        for (int b = 0; b < 256; b++) table[b] = UNKNOWN;
-        g->memory += 256 * sizeof *table;
-        g->state[from].next = table;
+}
+
+/* What each byte leads to: nothing yet, but for those that no configuration takes. */
+static bool make_next(struct weft__guide *g, struct state *s)
+{
+    int32_t *next = malloc(256 * sizeof *next);
+    struct weft__byte_set taken = {{0}};
+    if (next == NULL) {
+        g->failed = WEFT_NO_MEMORY;
+        return false;
     }
+    for (size_t i = 0; i < s->count; i++) {
+        int32_t symbol = g->grammar.symbol[g->config[s->begin + i] >> 32];
+        for (int w = 0; w < 4; w++) taken.bit[w] |= g->grammar.set[symbol - 1].bit[w];
+    }
+    for (int b = 0; b < 256; b++)
+        next[b] = weft__byte_in(&taken, (unsigned char)b) ? UNKNOWN : DEAD;
+    s->next = next;
+    account(g, 256 * sizeof *next);
+    return true;
+}
+
+static int32_t find_next(struct weft__guide *g, int32_t from, unsigned char byte)
+{
+    if (g->state[from].next == NULL && !make_next(g, &g->state[from])) return DEAD;
+    if (g->state[from].next[byte] != UNKNOWN) return g->state[from].next[byte];
+    const struct state s = g->state[from];
+    take_byte(g, &s, byte);
+    int32_t next = intern(g, gather(g));
+    if (g->failed != WEFT_OK) return DEAD;
     g->state[from].next[byte] = next;
     return next;
 }
@@ -278,7 +320,7 @@ static void fill_mask(struct weft__guide *g, int32_t from, uint32_t *mask)
     const struct weft__guide_vocab *v = g->vocab;
     size_t alive = 0; /* bytes of the last token looked at that led somewhere */
     g->path[0] = from;
-    for (size_t i = 0; i < v->count; i++) {
+    for (size_t i = 0; i < v->count && g->failed == WEFT_OK; i++) {
         size_t at = v->common[i];
         if (at > alive) continue;
         struct weft__token_text text = weft__token_bytes(v->tokenizer, v->id[i]);
@@ -294,17 +336,21 @@ static void fill_mask(struct weft__guide *g, int32_t from, uint32_t *mask)
         if (v->eos[i] < v->vocab) mask[v->eos[i] / 32] |= 1U << (v->eos[i] % 32);
 }
 
+/* NULL: the guide has failed. */
 static const uint32_t *mask_of(struct weft__guide *g, int32_t state)
 {
     if (g->state[state].mask != NULL) return g->state[state].mask;
     uint32_t *mask = calloc(g->words, sizeof *mask);
-    if (mask == NULL) return g->nothing;
-    fill_mask(g, state, mask);
-    if (g->failed) {
-        free(mask);
-        return g->nothing;
+    if (mask == NULL) {
+        g->failed = WEFT_NO_MEMORY;
+        return NULL;
     }
-    g->memory += g->words * sizeof *mask;
+    fill_mask(g, state, mask);
+    if (g->failed != WEFT_OK) {
+        free(mask);
+        return NULL;
+    }
+    account(g, g->words * sizeof *mask);
     g->state[state].mask = mask;
     return mask;
 }
@@ -324,27 +370,48 @@ static void drop_states(struct weft__guide *g)
     free(g->frame_table.slot);
     free(g->state_table.slot);
     free(g->work_table.slot);
+    g->frame = NULL, g->state = NULL, g->config = NULL, g->work = NULL;
+    g->frames = g->frames_cap = g->states = g->states_cap = g->configs = g->configs_cap = 0;
+    g->works = g->works_cap = 0;
+    g->frame_table = g->state_table = g->work_table = (struct table){0};
+    (void)atomic_fetch_sub(&g->vocab->bytes, g->memory);
+    g->memory = 0;
 }
 
 /* State 0 is the beginning of every text. */
 static void begin_states(struct weft__guide *g)
 {
-    g->frame = NULL, g->state = NULL, g->config = NULL, g->work = NULL;
-    g->frames = g->frames_cap = g->states = g->states_cap = g->configs = g->configs_cap = 0;
-    g->works = g->works_cap = 0;
-    g->frame_table = g->state_table = g->work_table = (struct table){0};
-    g->memory = 0;
-    g->failed = false;
     g->generation++;
     if (!grow(g, &g->frame, &g->frames_cap, 0, sizeof *g->frame)) return;
     g->frame[g->frames++] = (struct frame){0};
     add_work(g, g->root, 0);
-    if (!g->failed && make_state(g) != 0) g->failed = true;
+    (void)intern(g, gather(g));
 }
 
-weft_status weft__guide_open(const struct weft__guide_vocab *vocab,
-                             const struct weft__guide_spec *spec, struct weft__guide **out,
-                             weft_error *err)
+/* Before anything that makes states: they have room, and the work may begin. `len`: bytes of text
+ * that may have to be read again. */
+static void make_room(struct weft__guide *g, size_t len)
+{
+    bool crowded = atomic_load(&g->vocab->bytes) > WEFT__GUIDES_MEMORY_MAX;
+    g->failed = WEFT_OK;
+    g->work_left = WEFT__GUIDE_WORK_MAX + len * WEFT__GUIDE_WORK_BYTE;
+    if (g->states > 0 &&
+        g->memory <= (crowded ? WEFT__GUIDE_MEMORY_CROWDED : WEFT__GUIDE_MEMORY_MAX))
+        return;
+    drop_states(g);
+    begin_states(g);
+}
+
+static weft_status fail(weft_status status, weft_error *err)
+{
+    if (status == WEFT_NO_MEMORY) return weft__fail_oom(err, 1 << 20, "the states of a schema");
+    return weft__fail(err, WEFT_UNSUPPORTED,
+                      "the schema is too complex: too many of its alternatives, values of enum or "
+                      "lengths have to be followed at once");
+}
+
+weft_status weft__guide_open(struct weft__guide_vocab *vocab, const struct weft__guide_spec *spec,
+                             struct weft__guide **out, weft_error *err)
 {
     struct weft__guide *g = calloc(1, sizeof *g);
     int32_t root;
@@ -352,12 +419,18 @@ weft_status weft__guide_open(const struct weft__guide_vocab *vocab,
     g->vocab = vocab;
     g->words = (size_t)weft__ceil_div(vocab->vocab, 32);
     weft_status status = weft__schema_compile(spec, &g->grammar, &root, err);
+    g->compiled = weft__grammar_bytes(&g->grammar);
+    (void)atomic_fetch_add(&vocab->bytes, g->compiled);
     if (status != WEFT_OK) goto close;
     g->root = g->grammar.alternative[g->grammar.rule[-root - 1].first].begin;
     g->nothing = calloc(g->words, sizeof *g->nothing);
-    if (g->nothing != NULL) begin_states(g);
-    if (g->nothing == NULL || g->failed) {
+    if (g->nothing == NULL) {
         status = weft__fail_oom(err, g->words * sizeof *g->nothing, "a guide");
+        goto close;
+    }
+    make_room(g, 0);
+    if (g->failed != WEFT_OK) {
+        status = fail(g->failed, err);
         goto close;
     }
     *out = g;
@@ -371,6 +444,7 @@ void weft__guide_close(struct weft__guide *guide)
 {
     if (guide == NULL) return;
     drop_states(guide);
+    (void)atomic_fetch_sub(&guide->vocab->bytes, guide->compiled);
     weft__grammar_free(&guide->grammar);
     free(guide->nothing);
     free(guide);
@@ -386,26 +460,37 @@ void weft__guided_init(struct weft__guided *text, struct weft__guide *guide)
 
 void weft__guided_free(struct weft__guided *text) { weft__buf_free(&text->text); }
 
+/* The state after the text, whose states on the way are not kept. */
+static int32_t replay(struct weft__guide *g, const struct weft__buf *text)
+{
+    struct state s = g->state[0];
+    for (size_t i = 0; i < text->len && g->failed == WEFT_OK; i++) {
+        take_byte(g, &s, (unsigned char)text->data[i]);
+        s = gather(g);
+    }
+    return text->len > 0 ? intern(g, s) : 0;
+}
+
 /* Sees to it that the guide's states have room and the text's state is one of them. */
 static bool settle(struct weft__guided *text)
 {
     struct weft__guide *g = text->guide;
-    if (g->memory > WEFT__GUIDE_MEMORY_MAX || g->failed) {
-        drop_states(g);
-        begin_states(g);
-    }
-    if (text->generation != g->generation && !g->failed) {
+    if (text->text.failed) text->failed = WEFT_NO_MEMORY;
+    if (text->failed != WEFT_OK) return false;
+    make_room(g, text->text.len);
+    if (g->failed == WEFT_OK && text->generation != g->generation) {
         text->generation = g->generation;
-        text->state = 0;
-        for (size_t i = 0; i < text->text.len && text->state >= 0; i++)
-            text->state = step(g, text->state, (unsigned char)text->text.data[i]);
+        text->state = replay(g, &text->text);
     }
-    return !g->failed && !text->text.failed && text->state >= 0;
+    text->failed = g->failed;
+    return text->failed == WEFT_OK && text->state >= 0;
 }
 
 const uint32_t *weft__guided_mask(struct weft__guided *text)
 {
-    return settle(text) ? mask_of(text->guide, text->state) : text->guide->nothing;
+    const uint32_t *mask = settle(text) ? mask_of(text->guide, text->state) : NULL;
+    if (text->failed == WEFT_OK) text->failed = text->guide->failed;
+    return mask != NULL ? mask : text->guide->nothing;
 }
 
 bool weft__guided_push(struct weft__guided *text, int32_t token)
@@ -417,5 +502,11 @@ bool weft__guided_push(struct weft__guided *text, int32_t token)
     weft__buf_append(&text->text, bytes.data, bytes.len);
     for (size_t i = 0; i < bytes.len && text->state >= 0; i++)
         text->state = step(g, text->state, (unsigned char)bytes.data[i]);
+    text->failed = g->failed;
     return text->state >= 0 && g->state[text->state].accepts && g->state[text->state].count == 0;
+}
+
+weft_status weft__guided_check(const struct weft__guided *text, weft_error *err)
+{
+    return text->failed == WEFT_OK ? WEFT_OK : fail(text->failed, err);
 }

@@ -2,14 +2,24 @@
 #ifndef WEFT_SRC_GUIDE_PRIVATE_H
 #define WEFT_SRC_GUIDE_PRIVATE_H
 
+#include <stdatomic.h>
+
 #include "guide.h"
 
 enum {
-    WEFT__GRAMMAR_MAX = 1 << 20,       /* symbols of a grammar */
-    WEFT__GUIDE_DEPTH_MAX = 64,        /* rules in progress: values nest to about 60 levels */
-    WEFT__GUIDE_MEMORY_MAX = 32 << 20, /* bytes of a guide's states, before they are dropped */
-    WEFT__GUIDE_TOKEN_MAX = 255,       /* bytes of a token; longer ones are never chosen */
-    WEFT__REPEAT_MAX = 8192,           /* minLength, maxLength, minItems, maxItems */
+    WEFT__GRAMMAR_MAX = 1 << 18, /* symbols, alternatives, rules of a grammar */
+    WEFT__GUIDE_DEPTH_MAX = 64,  /* rules in progress: values nest to about 60 levels */
+    /* Bytes of a guide's states: dropped between tokens above MAX, or above CROWDED when those of
+     * all guides and their grammars are above GUIDES_MEMORY_MAX; above HARD its request fails. */
+    WEFT__GUIDE_MEMORY_MAX = 32 << 20,
+    WEFT__GUIDE_MEMORY_CROWDED = 1 << 20,
+    WEFT__GUIDE_MEMORY_HARD = 64 << 20,
+    WEFT__GUIDES_MEMORY_MAX = 256 << 20,
+    /* Configurations looked at for one mask, and for each byte of a text that is read again. */
+    WEFT__GUIDE_WORK_MAX = 1 << 20,
+    WEFT__GUIDE_WORK_BYTE = 128,
+    WEFT__GUIDE_TOKEN_MAX = 255, /* bytes of a token; longer ones are never chosen */
+    WEFT__REPEAT_MAX = 8192,     /* minLength, maxLength, minItems, maxItems */
 };
 
 /* ---- vocab.c ---- */
@@ -22,6 +32,7 @@ struct weft__guide_vocab {
     int32_t *id;     /* [count] by bytes, ascending */
     uint8_t *common; /* [count] bytes it shares with the one before it */
     size_t count;
+    atomic_size_t bytes; /* of all guides */
 };
 
 bool weft__guide_is_eos(const struct weft__guide_vocab *vocab, int32_t token);
@@ -55,10 +66,11 @@ struct weft__grammar {
     size_t rules, rules_cap;
     struct weft__byte_set *set; /* symbol s is set[s - 1] */
     size_t sets, sets_cap;
-    bool failed, too_large; /* out of memory; more than WEFT__GRAMMAR_MAX symbols */
+    bool failed, too_large; /* out of memory; more than WEFT__GRAMMAR_MAX of anything */
 };
 
 void weft__grammar_free(struct weft__grammar *g);
+size_t weft__grammar_bytes(const struct weft__grammar *g);
 int32_t weft__grammar_rule(struct weft__grammar *g); /* a new one, as a symbol */
 /* One more alternative of a rule. */
 void weft__grammar_add(struct weft__grammar *g, int32_t rule, const int32_t *symbol, size_t count);

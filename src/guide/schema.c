@@ -20,15 +20,16 @@ enum {
     COMPARISONS_MAX = 1 << 20, /* of names and values, in all */
 };
 
-enum type { /* bits */
-            TYPE_NULL = 1,
-            TYPE_BOOLEAN = 2,
-            TYPE_INTEGER = 4,
-            TYPE_NUMBER = 8,
-            TYPE_STRING = 16,
-            TYPE_ARRAY = 32,
-            TYPE_OBJECT = 64,
-            TYPE_ANY = 127 & ~TYPE_INTEGER, /* which are numbers */
+/* Bits. */
+enum type {
+    TYPE_NULL = 1,
+    TYPE_BOOLEAN = 2,
+    TYPE_INTEGER = 4,
+    TYPE_NUMBER = 8,
+    TYPE_STRING = 16,
+    TYPE_ARRAY = 32,
+    TYPE_OBJECT = 64,
+    TYPE_ANY = 127 & ~TYPE_INTEGER, /* which are numbers */
 };
 
 struct compiler {
@@ -44,6 +45,8 @@ struct compiler {
     size_t comparisons; /* made so far */
     /* Rules that every schema needs, made when first asked for; 0: not yet. */
     int32_t space, character, string, number, boolean, null, any, any_array, any_object;
+    int32_t at_most[WEFT__REPEAT_MAX + 1]; /* characters, the first `bounded` made */
+    int64_t bounded;
 };
 
 static weft_status compile(struct compiler *c, const json_t *schema, int32_t *out);
@@ -179,10 +182,24 @@ static int32_t repeat(struct weft__grammar *g, int32_t item, int32_t separator, 
     return rest;
 }
 
+/* At most `count` characters, then a quote: strings of any maxLength end in the same rules. */
+static int32_t characters_until(struct compiler *c, int64_t count)
+{
+    struct weft__grammar *g = c->g;
+    int32_t quote = weft__grammar_chars(g, "\"");
+    for (; c->bounded <= count; c->bounded++) {
+        int32_t rule = c->at_most[c->bounded] = weft__grammar_rule(g);
+        WEFT__ADD(g, rule, quote);
+        if (c->bounded > 0) WEFT__ADD(g, rule, character(c), c->at_most[c->bounded - 1]);
+    }
+    return c->at_most[count];
+}
+
 static int32_t string_of(struct compiler *c, int64_t low, int64_t high)
 {
     int32_t quote = weft__grammar_chars(c->g, "\""), rule = weft__grammar_rule(c->g);
-    WEFT__ADD(c->g, rule, quote, repeat(c->g, character(c), 0, quote, low, high));
+    int32_t end = high < 0 ? quote : characters_until(c, high - low);
+    WEFT__ADD(c->g, rule, quote, repeat(c->g, character(c), 0, end, low, high < 0 ? -1 : low));
     return rule;
 }
 
@@ -323,14 +340,11 @@ static weft_status only(const struct compiler *c, const json_t *schema, const ch
 {
     const char *name;
     json_t *value;
-    json_object_foreach(
-        (json_t *)(uintptr_t)schema, name,
-        value) if (!listed(annotations, name) &&
-                   !listed(list, name)) return refuse(c, WEFT_UNSUPPORTED,
-                                                      list == of_types
-                                                          ? "unsupported keyword"
-                                                          : "unsupported combination with",
-                                                      name);
+    json_object_foreach ((json_t *)(uintptr_t)schema, name, value)
+        if (!listed(annotations, name) && !listed(list, name))
+            return refuse(c, WEFT_UNSUPPORTED,
+                          list == of_types ? "unsupported keyword" : "unsupported combination with",
+                          name);
     return WEFT_OK;
 }
 
@@ -350,8 +364,7 @@ static unsigned types_of(const json_t *schema)
     size_t i;
     unsigned types = 0;
     if (json_is_array(type)) {
-        json_array_foreach(type, i, entry)
-        {
+        json_array_foreach (type, i, entry) {
             unsigned bit = type_bit(json_string_value(entry));
             if (bit == 0) return 0;
             types |= bit;
@@ -533,8 +546,7 @@ static weft_status compile_other_key(struct compiler *c, const json_t *propertie
     struct names names = {.count = 0};
     const char *name;
     json_t *property;
-    json_object_foreach((json_t *)(uintptr_t)properties, name, property)
-    {
+    json_object_foreach ((json_t *)(uintptr_t)properties, name, property) {
         if (names.count == WEFT__COUNT(names.name) || strlen(name) > NAME_MAX_BYTES)
             return refuse(c, WEFT_UNSUPPORTED,
                           "too much to tell additional properties from:", name);
@@ -575,9 +587,8 @@ static bool is_required(const json_t *required, const char *name)
 {
     size_t i;
     json_t *entry;
-    json_array_foreach(required, i,
-                       entry) if (json_is_string(entry) &&
-                                  strcmp(json_string_value(entry), name) == 0) return true;
+    json_array_foreach (required, i, entry)
+        if (json_is_string(entry) && strcmp(json_string_value(entry), name) == 0) return true;
     return false;
 }
 
@@ -590,8 +601,7 @@ static weft_status check_object(const struct compiler *c, const json_t *properti
         return refuse(c, WEFT_INVALID, "not an object:", "properties");
     if (required != NULL && !json_is_array(required))
         return refuse(c, WEFT_INVALID, "not a list:", "required");
-    json_array_foreach(required, i, entry)
-    {
+    json_array_foreach (required, i, entry) {
         if (!json_is_string(entry))
             return refuse(c, WEFT_INVALID, "not a list of names:", "required");
         if (json_object_get(properties, json_string_value(entry)) == NULL)
@@ -640,8 +650,7 @@ static weft_status compile_object(struct compiler *c, const json_t *schema, int3
     int32_t separator = comma(c), end = closing(c, "}"), brace = weft__grammar_chars(g, "{");
     *out = weft__grammar_rule(g);
     WEFT__ADD(g, *out, brace, space(c), first);
-    json_object_foreach((json_t *)(uintptr_t)properties, name, property)
-    {
+    json_object_foreach ((json_t *)(uintptr_t)properties, name, property) {
         int32_t member = 0, next_first = weft__grammar_rule(g), next_more = weft__grammar_rule(g);
         WEFT__TRY(compile_property(c, name, property, &member));
         WEFT__ADD(g, first, member, next_more);
@@ -778,8 +787,7 @@ static bool disjoint(struct compiler *c, const json_t *a, const json_t *b, int d
     if ((types_seen(&v) & types_seen(&w)) == 0) return true;
     if (count_values(&v) > 0 && count_values(&w) > 0) return !share_value(&v, &w);
     if (v.types != TYPE_OBJECT || w.types != TYPE_OBJECT) return false;
-    json_object_foreach(json_object_get(v.schema, "properties"), name, property)
-    {
+    json_object_foreach (json_object_get(v.schema, "properties"), name, property) {
         const json_t *other = json_object_get(json_object_get(w.schema, "properties"), name);
         if (!spend(c, 1, 1 + json_array_size(required[0]) + json_array_size(required[1])))
             return false;
@@ -822,16 +830,15 @@ static weft_status compile_choice(struct compiler *c, const json_t *schema, cons
 /* A constant as text; of a number the shortest that reads back the same. */
 static weft_status add_constant(struct compiler *c, const json_t *value, int32_t rule)
 {
+    char shortest[40];
+    for (int digits = 15; json_is_real(value) && digits <= 17; digits++) {
+        (void)snprintf(shortest, sizeof shortest, "%.*g", digits, json_real_value(value));
+        if (strtod(shortest, NULL) != json_real_value(value)) continue;
+        weft__grammar_text(c->g, rule, shortest, strlen(shortest));
+        return WEFT_OK;
+    }
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(17));
     if (text == NULL) return weft__fail_oom(c->err, 64, "a constant");
-    if (json_is_real(value))
-        for (int digit = 15; digit < 17; digit++) {
-            char shorter[40];
-            (void)snprintf(shorter, sizeof shorter, "%.*g", digit, json_real_value(value));
-            if (strtod(shorter, NULL) != json_real_value(value)) continue;
-            (void)snprintf(text, strlen(text) + 1, "%s", shorter);
-            break;
-        }
     weft__grammar_text(c->g, rule, text, strlen(text));
     free(text);
     return WEFT_OK;

@@ -53,8 +53,10 @@ weft_status weft__guide_vocab_open(const struct weft__tokenizer *tokenizer, int6
     struct weft__guide_vocab *v = calloc(1, sizeof *v);
     struct entry *entry = calloc((size_t)vocab + 1, sizeof *entry);
     if (v == NULL || entry == NULL) goto no_memory;
-    *v = (struct weft__guide_vocab){
-        .tokenizer = tokenizer, .vocab = vocab, .eos = eos, .eos_count = eos_count};
+    v->tokenizer = tokenizer;
+    v->vocab = vocab;
+    v->eos = eos;
+    v->eos_count = eos_count;
     v->count = collect(v, entry);
     v->id = calloc(v->count + 1, sizeof *v->id);
     v->common = calloc(v->count + 1, sizeof *v->common);
@@ -79,4 +81,9 @@ void weft__guide_vocab_close(struct weft__guide_vocab *vocab)
     free(vocab->id);
     free(vocab->common);
     free(vocab);
+}
+
+size_t weft__guide_vocab_bytes(const struct weft__guide_vocab *vocab)
+{
+    return atomic_load(&vocab->bytes);
 }

@@ -173,8 +173,7 @@ static bool read_bias(struct weft__ask *ask, const json_t *params, struct weft__
     if (json_object_size(object) > WEFT__LOGIT_BIAS_MAX)
         return weft__refuse(refusal, 400, "invalid_value", "logit_bias",
                             "logit_bias has more than %d entries", WEFT__LOGIT_BIAS_MAX);
-    json_object_foreach(object, key, value)
-    {
+    json_object_foreach (object, key, value) {
         char *end;
         long id = strtol(key, &end, 10);
         if (end == key || *end != '\0' || id < 0 || id > INT32_MAX)
@@ -246,13 +245,13 @@ static bool read_stops(struct weft__ask *ask, const json_t *params, struct weft_
     if (stop != NULL && !json_is_array(stop)) {
         if (!add_stop(ask, stop, refusal)) return false;
     } else {
-        json_array_foreach(stop, i, value) if (!add_stop(ask, value, refusal)) return false;
+        json_array_foreach (stop, i, value)
+            if (!add_stop(ask, value, refusal)) return false;
     }
     if (ids != NULL && (!json_is_array(ids) || json_array_size(ids) > WEFT__STOP_IDS_MAX))
         return weft__refuse(refusal, 400, "invalid_value", "stop_token_ids",
                             "stop_token_ids must be a list of at most %d ids", WEFT__STOP_IDS_MAX);
-    json_array_foreach(ids, i, value)
-    {
+    json_array_foreach (ids, i, value) {
         int64_t id;
         if (!weft__json_integer(value, &id) || id < 0 || id > INT32_MAX)
             return weft__refuse(refusal, 400, "invalid_value", "stop_token_ids",
@@ -316,8 +315,7 @@ static bool check_tools(const json_t *tools, struct weft__refusal *refusal)
     json_t *tool;
     if (tools != NULL && !json_is_array(tools))
         return weft__refuse(refusal, 400, "invalid_type", "tools", "tools must be a list");
-    json_array_foreach(tools, i, tool)
-    {
+    json_array_foreach (tools, i, tool) {
         const char *type = json_string_value(weft__field(tool, "type"));
         const json_t *function = weft__field(tool, "function");
         const json_t *parameters = weft__field(function, "parameters");

@@ -87,7 +87,7 @@ static const uint32_t *allowed(void *ctx, int32_t sample)
     struct weft__server *server = part->call->server;
     if (choice->thinking == WEFT__THINKS_ALREADY) return NULL;
     const uint32_t *mask = weft__guided_mask(&choice->guided);
-    if (choice->thinking == WEFT__THINKS_NOT) return mask;
+    if (choice->thinking == WEFT__THINKS_NOT || choice->guided.failed != WEFT_OK) return mask;
     memcpy(server->mask, mask, server->mask_words * sizeof *mask);
     server->mask[server->think_begin / 32] |= 1U << (server->think_begin % 32);
     return server->mask;
@@ -147,7 +147,10 @@ static void on_finish(void *ctx, const struct weft__finish_event *event)
         leave(server, &note, &notes->text, NULL);
     }
     choice->finish = *event;
-    if (event->error != NULL) choice->error = *event->error;
+    if (event->error != NULL) {
+        choice->error = *event->error;
+        (void)weft__guided_check(&choice->guided, &choice->error);
+    }
     (void)pthread_mutex_lock(&notes->mutex);
     choice->next_finished = notes->finished;
     notes->finished = choice;
@@ -556,7 +559,9 @@ static void take_finish(struct weft__choice *choice)
                            (long long)call->server->options.request_timeout_s);
         weft__call_fail(call, &refusal);
     } else if (finish == WEFT__FINISH_FAILED) {
-        (void)weft__refuse(&refusal, 500, "engine_failed", NULL, "%s", choice->error.text);
+        bool schema = choice->guided.failed == WEFT_UNSUPPORTED;
+        (void)weft__refuse(&refusal, schema ? 400 : 500, schema ? "invalid_value" : "engine_failed",
+                           schema ? "response_format" : NULL, "%s", choice->error.text);
         weft__call_fail(call, &refusal);
     } else if (call->conn != NULL && call->ask.stream) {
         call->server->scratch.len = 0;

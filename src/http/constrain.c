@@ -6,7 +6,10 @@
 
 #include "private.h"
 
-enum { KEPT_MAX = 16 }; /* guides that no request uses */
+enum {
+    KEPT_MAX = 16,               /* guides that no request uses */
+    GUIDES_BYTES_MAX = 512 << 20 /* of all guides: above, no new one is made */
+};
 
 struct weft__constraint {
     struct weft__constraint *next;
@@ -41,9 +44,12 @@ static bool read_format(struct weft__ask *ask, const json_t *format, struct weft
     return true;
 }
 
-/* SGLang's own field: a schema as text. */
+/* SGLang's own field, of /generate: a schema as text. */
 static bool read_native(struct weft__ask *ask, const json_t *text, struct weft__refusal *refusal)
 {
+    if (ask->schema != NULL)
+        return weft__refuse(refusal, 400, "invalid_value", "json_schema",
+                            "json_schema and response_format both ask for a schema");
     ask->schema =
         json_loadb(json_string_value(text), json_string_length(text), JSON_DECODE_ANY, NULL);
     if (ask->schema != NULL) return true;
@@ -69,8 +75,7 @@ static bool read_tool_choice(struct weft__ask *ask, const struct weft__server *s
     const char *word = json_string_value(choice);
     json_t *tool, *list = json_array();
     size_t i;
-    json_array_foreach(ask->tools, i, tool)
-    {
+    json_array_foreach (ask->tools, i, tool) {
         const json_t *function = weft__field(tool, "function");
         if (word != NULL || json_equal(weft__field(function, "name"), name))
             (void)json_array_append_new(list, call_schema(function));
@@ -91,7 +96,8 @@ bool weft__constrain_read(struct weft__ask *ask, const struct weft__server *serv
                           const json_t *params, struct weft__refusal *refusal)
 {
     const json_t *format = weft__field(params, "response_format");
-    const json_t *native = weft__field(params, "json_schema");
+    const json_t *native =
+        ask->kind == WEFT__ASK_NATIVE ? weft__field(params, "json_schema") : NULL;
     const json_t *choice = weft__field(ask->body, "tool_choice");
     const char *word = json_string_value(choice);
     if (format != NULL && !read_format(ask, format, refusal)) return false;
@@ -152,6 +158,30 @@ static struct weft__constraint *make(struct weft__server *server, const struct w
     return c;
 }
 
+static void drop(struct weft__server *server, struct weft__constraint *c)
+{
+    struct weft__constraint **at = &server->constraints;
+    while (*at != c) at = &(*at)->next;
+    *at = c->next;
+    weft__guide_close(c->guide);
+    free(c->key);
+    free(c);
+}
+
+/* Requests in the queue hold guides too; those that nobody uses go first. */
+static bool have_room(struct weft__server *server, struct weft__refusal *refusal)
+{
+    for (struct weft__constraint *c = server->constraints, *next; c != NULL; c = next) {
+        next = c->next;
+        if (weft__guide_vocab_bytes(server->guide_vocab) <= GUIDES_BYTES_MAX) return true;
+        if (c->users == 0) drop(server, c);
+    }
+    if (weft__guide_vocab_bytes(server->guide_vocab) <= GUIDES_BYTES_MAX) return true;
+    return weft__refuse(refusal, 429, "queue_full", "response_format",
+                        "the schemas of the requests under way take too much memory; try again "
+                        "later");
+}
+
 bool weft__constrain(struct weft__server *server, struct weft__ask *ask,
                      struct weft__refusal *refusal)
 {
@@ -163,7 +193,7 @@ bool weft__constrain(struct weft__server *server, struct weft__ask *ask,
     while (c != NULL && (c->call != ask->forced_call || strcmp(c->key, key) != 0)) c = c->next;
     if (c != NULL)
         free(key);
-    else if ((c = make(server, ask, key, refusal)) == NULL)
+    else if (!have_room(server, refusal) || (c = make(server, ask, key, refusal)) == NULL)
         free(key);
     if (c == NULL) return false;
     c->users++;
@@ -175,16 +205,6 @@ bool weft__constrain(struct weft__server *server, struct weft__ask *ask,
 struct weft__guide *weft__constraint_guide(const struct weft__constraint *constraint)
 {
     return constraint->guide;
-}
-
-static void drop(struct weft__server *server, struct weft__constraint *c)
-{
-    struct weft__constraint **at = &server->constraints;
-    while (*at != c) at = &(*at)->next;
-    *at = c->next;
-    weft__guide_close(c->guide);
-    free(c->key);
-    free(c);
 }
 
 void weft__constraint_release(struct weft__server *server, struct weft__constraint *constraint)

@@ -57,9 +57,6 @@ enum weft__calls_format weft__calls_format(const char *template)
     return (enum weft__calls_format)format;
 }
 
-const char *weft__calls_begin(enum weft__calls_format format) { return formats[format].begin; }
-const char *weft__calls_end(enum weft__calls_format format) { return formats[format].end; }
-
 bool weft__extract_mark(const char *text, size_t len)
 {
     for (size_t i = 0; i < WEFT__COUNT(marks); i++)
@@ -117,8 +114,7 @@ static const json_t *find_tool(const json_t *tools, struct weft__slice name)
 {
     size_t i;
     json_t *tool;
-    json_array_foreach(tools, i, tool)
-    {
+    json_array_foreach (tools, i, tool) {
         const json_t *function = json_object_get(tool, "function");
         const json_t *known = json_object_get(function, "name");
         if (json_string_length(known) == name.len && name.len > 0 &&

@@ -31,8 +31,7 @@ static bool read_ids(const json_t *list, const char *param, struct weft__ids *id
     if (ids->data == NULL)
         return weft__refuse(refusal, 500, "out_of_memory", param, "no memory for %zu ids", count);
     ids->cap = count + 1;
-    json_array_foreach(list, i, value)
-    {
+    json_array_foreach (list, i, value) {
         int64_t id;
         if (!weft__json_integer(value, &id) || id < 0 || id > INT32_MAX)
             return weft__refuse(refusal, 400, "invalid_value", param,
@@ -52,8 +51,7 @@ static json_t *flatten(const json_t *parts, size_t index, struct weft__refusal *
     size_t i;
     weft__buf_init(&text, WEFT__MAX_TEXT);
     weft__buf_puts(&text, "");
-    json_array_foreach(parts, i, part)
-    {
+    json_array_foreach (parts, i, part) {
         const char *type = json_string_value(weft__field(part, "type"));
         const json_t *piece = weft__field(part, "text");
         if (type == NULL || (strcmp(type, "text") != 0 && strcmp(type, "input_text") != 0) ||
@@ -138,7 +136,8 @@ static bool render_messages(const struct weft__server *server, json_t *body, str
     if (!json_is_array(messages) || json_array_size(messages) == 0)
         return weft__refuse(refusal, 400, "invalid_value", "messages",
                             "messages must be a list with at least one message");
-    json_array_foreach(messages, i, message) if (!read_message(message, i, refusal)) return false;
+    json_array_foreach (messages, i, message)
+        if (!read_message(message, i, refusal)) return false;
     if (kwargs != NULL && !json_is_object(kwargs))
         return weft__refuse(refusal, 400, "invalid_type", "chat_template_kwargs",
                             "chat_template_kwargs must be an object");

@@ -217,8 +217,7 @@ static char *read_template(const char *dir)
     json_t *config = json_loadb(text, len, 0, NULL), *entry;
     json_t *given = weft__field(config, "chat_template");
     size_t i;
-    json_array_foreach(given, i, entry)
-    {
+    json_array_foreach (given, i, entry) {
         const char *name = json_string_value(weft__field(entry, "name"));
         if (name != NULL && strcmp(name, "default") == 0) given = weft__field(entry, "template");
     }

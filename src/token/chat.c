@@ -183,8 +183,7 @@ static int collect_named(json_t *tokens, json_t *from)
     const char *key;
     json_t *value;
     int failed = 0;
-    json_object_foreach(from, key, value)
-    {
+    json_object_foreach (from, key, value) {
         size_t len = strlen(key);
         json_t *text = token_text(value);
         if (len > 6 && strcmp(key + len - 6, "_token") == 0 && text != NULL)
@@ -202,9 +201,8 @@ static weft_status collect_tokens(struct weft__chat *chat, json_t *config, weft_
     int failed = (chat->tokens = json_object()) == NULL;
     failed |= collect_named(chat->tokens, config);
     failed |= collect_named(chat->tokens, json_object_get(config, "extra_special_tokens"));
-    json_array_foreach(json_object_get(config, "additional_special_tokens"), i,
-                       value) if (token_text(value) != NULL) failed |=
-        json_array_append(more, token_text(value));
+    json_array_foreach (json_object_get(config, "additional_special_tokens"), i, value)
+        if (token_text(value) != NULL) failed |= json_array_append(more, token_text(value));
     if (json_array_size(more) > 0)
         failed |= json_object_set(chat->tokens, "additional_special_tokens", more);
     json_decref(more);
@@ -215,8 +213,7 @@ static json_t *named_template(json_t *list, const char *name)
 {
     size_t i;
     json_t *entry;
-    json_array_foreach(list, i, entry)
-    {
+    json_array_foreach (list, i, entry) {
         json_t *text = json_object_get(entry, "template");
         const char *key = json_string_value(json_object_get(entry, "name"));
         if (key != NULL && strcmp(key, name) == 0 && json_is_string(text)) return text;
@@ -321,8 +318,7 @@ static json_t *joined_parts(json_t *content, int *failed)
     json_t *part, *out = NULL;
     size_t i, texts = 0;
     weft__buf_init(&text, SIZE_MAX / 2);
-    json_array_foreach(content, i, part)
-    {
+    json_array_foreach (content, i, part) {
         json_t *piece = json_object_get(part, "text");
         const char *type = json_string_value(json_object_get(part, "type"));
         if (type == NULL || strcmp(type, "text") != 0 || !json_is_string(piece)) break;
@@ -390,12 +386,11 @@ static json_t *prepare_messages(json_t *messages, struct habits habits)
 {
     json_t *out = json_array(), *message;
     size_t i;
-    json_array_foreach(
-        messages, i, message) if (json_array_append_new(out, prepare_message(message, habits)) != 0)
-    {
-        json_decref(out);
-        return NULL;
-    }
+    json_array_foreach (messages, i, message)
+        if (json_array_append_new(out, prepare_message(message, habits)) != 0) {
+            json_decref(out);
+            return NULL;
+        }
     return out;
 }
 
@@ -411,8 +406,7 @@ static weft_status make_vars(const struct weft__chat *chat, const struct weft__c
     failed |= json_object_set_new(vars, "documents", json_null());
     failed |= json_object_set_new(vars, "add_generation_prompt",
                                   json_boolean(input->add_generation_prompt));
-    json_object_foreach(input->kwargs, key, value)
-    {
+    json_object_foreach (input->kwargs, key, value) {
         if (strcmp(key, "messages") == 0 || strcmp(key, "tools") == 0) {
             json_decref(vars);
             return weft__fail(err, WEFT_INVALID, "chat_template_kwargs must not contain \"%s\"",

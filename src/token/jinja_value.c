@@ -394,8 +394,7 @@ struct jvalue weft__j_from_json(struct jrun *run, json_t *json, int depth)
         return weft__j_float(json_real_value(json));
     case JSON_OBJECT:
         out = weft__j_new_dict(run);
-        json_object_keylen_foreach(json, key, key_len, value)
-        {
+        json_object_keylen_foreach (json, key, key_len, value) {
             struct jvalue item = weft__j_from_json(run, value, depth + 1);
             if (run->status != WEFT_OK ||
                 !add_pair(run, out.dict, weft__j_text(key, key_len), item))

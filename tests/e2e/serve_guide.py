@@ -25,6 +25,8 @@ SCHEMAS = {
                  "required": ["c"]},
     "enum": {"enum": ["red", "green", "blue", 3, -0.1, 1e30, None, True, {"a": [1, "x"]}, "\u00e9\"\\/\n"]},
     "const": {"const": "\u4f60\u597d"},
+    "large number": {"const": 1e22},
+    "larger number": {"enum": [1.5e25, [1e300]]},
     "number": {"type": "number"},
     "integer": {"type": "integer"},
     "range": {"type": "integer", "minimum": -17, "exclusiveMaximum": 1204.5},
@@ -58,6 +60,7 @@ SCHEMAS = {
                 "required": ["a\"b\\c\n\u00fc"]},
     "anything": {},
 }
+GUIDES = 300
 REFUSED = (
     ({"type": "string", "pattern": "^a$"}, "pattern"),
     ({"type": "string", "format": "date"}, "format"),
@@ -164,6 +167,11 @@ def test_surface(s):
     same("native", (status, body["text"]), (200, "18"))
     status, body = s.post("/generate", {"text": "x", "sampling_params": {"json_schema": "{"}})
     same("native, no schema", (status, body["error"]["param"]), (400, "json_schema"))
+    status, body = s.post("/generate", {"text": "x", "sampling_params": {
+        "json_schema": "true", "response_format": {"type": "json_object"}}})
+    same("both formats", (status, body["error"]["param"]), (400, "json_schema"))
+    same("json_schema is not a chat's", s.chat("What is the capital of France?", json_schema="{")[1]
+         ["choices"][0]["message"]["content"], "The capital of France is Paris.")
     for schema, words in REFUSED:
         status, body = ask(s, schema)
         error = body.get("error", {})
@@ -180,6 +188,44 @@ def test_stops(s):
           body["message"]["content"], body)
     body = ask(s, {"type": "array", "items": {"type": "integer"}}, min_tokens=20, seed=1)[1]["choices"][0]
     check("min_tokens", body["finish_reason"] in ("stop", "length"), body)
+
+
+def test_wide(s):
+    """A schema of which too much must be followed at once ends its own request, soon; the server's
+    others go on."""
+    wide = {"anyOf": [{"type": "string", "maxLength": n} for n in range(1, 251)]}
+    status, body = ask(s, wide)
+    same("too wide", (status, body["error"]["param"]), (400, "response_format"))
+    check("too wide", "too complex" in body["error"]["message"], body)
+    text = s.request("POST", "/v1/chat/completions", {
+        "messages": [{"role": "user", "content": "x"}], "stream": True, "response_format": {
+            "type": "json_schema", "json_schema": {"name": "x", "schema": {
+                "properties": {"a": wide}, "required": ["a"]}}}})[2]
+    check("too wide on the way", b"too complex" in text, text[-300:])
+    check("idle after it", s.wait_idle())
+    many = {"enum": ["%x" % (i * 2654435761 % 2**32) for i in range(5000)]}
+    body = ask(s, many, temperature=1, seed=1)[1]
+    judge("many values", many, body["choices"][0], [])
+
+
+def test_many_guides(weft, model):
+    """Schemas of queued requests take bounded memory: what is beyond it is told to come again."""
+    with Server(weft, model, "--max-running-requests", "1") as s:
+        def one(i):
+            array = {"type": "array", "items": {"const": i}, "maxItems": 8190}
+            answers.append(ask(s, {"anyOf": [array] * 5}, max_tokens=1)[0])
+
+        answers = []
+        first = threading.Thread(target=lambda: s.post("/v1/completions", {
+            "prompt": "x", "max_tokens": 1500, "ignore_eos": True}))
+        threads = [first] + [threading.Thread(target=one, args=(i,)) for i in range(GUIDES)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        check("some wait, some are refused", set(answers) == {200, 429}, set(answers))
+        check("all guides together", s.resident_kib() < 1 << 20, s.resident_kib())
+        same("and then", ask(s, {"const": 5})[1]["choices"][0]["message"]["content"], "5")
 
 
 def test_full_pool(weft, model):
@@ -206,8 +252,10 @@ def main(weft, root):
     with Server(weft, atlas) as s:
         test_surface(s)
         test_stops(s)
+        test_wide(s)
         count = test_schemas(s, 8)
     test_full_pool(weft, atlas)
+    test_many_guides(weft, atlas)
     finish("serve: %d constrained answers meet their schemas (%.0f s)" % (count, time.time() - start))
 
 

@@ -67,8 +67,7 @@ static void snippets_render_as_jinja2(void **state)
     int bad = 0;
     (void)state;
     assert_true(json_array_size(cases) > 2500);
-    json_array_foreach(cases, i, pair)
-    {
+    json_array_foreach (cases, i, pair) {
         json_t *text = json_array_get(pair, 0);
         bad += differs(json_string_value(text), text, json_array_get(vars, 0),
                        json_array_get(pair, 1));
@@ -103,8 +102,7 @@ static void real_templates_render_as_jinja2(void **state)
         json_t *text = read_template(models[m]), *want = load(models[m]), *pair;
         size_t i;
         assert_int_equal(json_array_size(want), json_array_size(conversations));
-        json_array_foreach(conversations, i, pair)
-        {
+        json_array_foreach (conversations, i, pair) {
             char name[100];
             (void)snprintf(name, sizeof name, "%s, %s", models[m],
                            json_string_value(json_array_get(pair, 0)));
