@@ -41,9 +41,10 @@ struct weft_world {
     struct weft__mpi *mpi;       /* then, once it is started */
     pthread_mutex_t mutex;       /* guards what follows, and the sessions' masks */
     pthread_cond_t changed;
-    struct weft__session *current; /* which ranks may still join, or have */
-    uint32_t starved;              /* ranks that had no memory to join with; for good */
-    int references;                /* the creator's and the sessions' */
+    struct weft__session *current;     /* which ranks may still join, or have */
+    uint32_t starved[WEFT__MAX_RANKS]; /* masks of ranks without memory to join with, of which
+                                          this rank has yet to hear */
+    int references;                    /* the creator's and the sessions' */
 };
 
 struct weft_comm {
@@ -51,8 +52,7 @@ struct weft_comm {
     struct weft_comm *root; /* the world's communicator of this rank; itself when it is that */
     struct weft__comm_link link;
     struct weft__comm_kernels *kernels;
-    struct weft__comm_kernels
-        *host; /* of GPU ranks: for host data, on the same channel; else NULL */
+    struct weft__comm_kernels *host; /* of GPU ranks: for host data, same channel; else NULL */
     struct weft__comm_channel *channel;
     const struct weft__dev_comm *dev;
     weft_algorithm algorithm;
@@ -75,7 +75,7 @@ void weft__world_put(weft_world *world); /* gives up a reference */
 weft_status weft__session_join(weft_world *world, int rank, struct weft__session **out,
                                weft_error *err);
 void weft__session_leave(struct weft__session *session, int rank);
-/* Tells the threads that wait for this rank that it has no memory to join with. */
+/* Ends each other thread's wait for this rank, or its next one: there is no memory to join with. */
 void weft__session_starve(weft_world *world, int rank);
 
 /* Sizes a session by its world's options; memory of this process alone for all ranks. */

@@ -39,6 +39,22 @@ enum {
     X(Test, (void **request, int *done, void *status))                                         \
     X(Cancel, (void **request))
 
+struct hello {
+    char version[16];
+    uint64_t nonce; /* of this attempt; a welcome to an earlier one is passed over */
+    int32_t session;
+    uint32_t timeout_ms, first_epoch;
+    int32_t algorithm;
+    uint64_t message_bytes, heap_bytes;
+};
+
+/* A message before a session. MPI may use it as long as its request is there, also when the attempt
+ * to open has failed. */
+struct letter {
+    void *request;
+    struct hello hello;
+};
+
 struct weft__mpi {
     void *library;
 #define X(name, arguments) int(*name) arguments;
@@ -47,6 +63,7 @@ struct weft__mpi {
     void *world, *bytes; /* MPI_COMM_WORLD, MPI_BYTE */
     int opened;          /* sessions, as rank 0 counts them */
     bool failed;         /* the last session: then others may not come to MPI_Finalize */
+    struct letter sent[WEFT__MAX_RANKS], received[WEFT__MAX_RANKS]; /* by peer */
 };
 
 enum note_kind { PUBLISHED, LIFE, CLOSED, FAULT };
@@ -154,6 +171,8 @@ void weft__mpi_free(struct weft__mpi *mpi)
 {
     if (mpi == NULL) return;
     if (!mpi->failed) (void)mpi->Finalize();
+    for (int r = 0; r < WEFT__MAX_RANKS; r++)
+        if (mpi->sent[r].request != NULL || mpi->received[r].request != NULL) return; /* in use */
     free(mpi);
 }
 
@@ -258,9 +277,10 @@ static void take_note(struct mpi_wire *w, int from, const uint8_t *message)
         atomic_store_explicit(&control->heartbeat, note.heartbeat, memory_order_relaxed);
         atomic_store_explicit(&control->waiting, note.waiting, memory_order_release);
         break;
-    case CLOSED:
-        for (int c = 0; c < WEFT__COMM_CHANNELS; c++)
-            atomic_store_explicit(&control->channel[c].closed, 1, memory_order_release);
+    case CLOSED: /* with the world all groups */
+        for (uint32_t c = 0; c < WEFT__COMM_CHANNELS; c++)
+            if (note.channel == 0 || note.channel == c)
+                atomic_store_explicit(&control->channel[c].closed, 1, memory_order_release);
         break;
     case FAULT:
         if (note.bytes != sizeof fault) break;
@@ -335,6 +355,12 @@ static void publish(struct weft__wire *wire, const struct weft__wire_part *part)
     send_note(w, part->to, &note, w->session->segment[w->rank] + part->at);
 }
 
+static void close_channel(struct weft__wire *wire, int channel)
+{
+    const struct note closed = {.kind = CLOSED, .channel = (uint32_t)channel};
+    send_all((struct mpi_wire *)wire, &closed, NULL);
+}
+
 static void wait_sleep(struct weft__wire *wire, _Atomic uint32_t *word, uint32_t seen,
                        uint64_t deadline_ns)
 {
@@ -350,15 +376,6 @@ static void wait_sleep(struct weft__wire *wire, _Atomic uint32_t *word, uint32_t
 }
 
 /* ---- opening: rank 0 collects hellos, then welcomes all into a session ---- */
-
-struct hello {
-    char version[16];
-    uint64_t nonce; /* of this attempt; a welcome to an earlier one is passed over */
-    int32_t session;
-    uint32_t timeout_ms, first_epoch;
-    int32_t algorithm;
-    uint64_t message_bytes, heap_bytes;
-};
 
 static struct hello hello_of(const weft_world *world)
 {
@@ -391,45 +408,57 @@ static void drop(struct weft__mpi *mpi, void **request)
     (void)wait_until(mpi, request, weft__now_ns() + FAREWELL_NS);
 }
 
-static weft_status exchange_opening(struct weft__mpi *mpi, struct hello *message, int to,
-                                    uint64_t deadline_ns, weft_error *err)
+static weft_status send_hello(struct weft__mpi *mpi, const struct hello *hello, int to,
+                              uint64_t deadline_ns, weft_error *err)
 {
-    void *request = NULL;
-    if (mpi->Isend(message, (int)sizeof *message, mpi->bytes, to, OPENING, mpi->world, &request) ==
-            0 &&
-        wait_until(mpi, &request, deadline_ns))
-        return WEFT_OK;
+    struct letter *letter = &mpi->sent[to];
+    if (letter->request == NULL || wait_until(mpi, &letter->request, deadline_ns)) {
+        letter->hello = *hello;
+        if (mpi->Isend(&letter->hello, (int)sizeof letter->hello, mpi->bytes, to, OPENING,
+                       mpi->world, &letter->request) != 0)
+            letter->request = NULL;
+        else if (wait_until(mpi, &letter->request, deadline_ns))
+            return WEFT_OK;
+    }
     return weft__fail(err, WEFT_IO, "opening the communicator: MPI cannot send to rank %d", to);
+}
+
+/* Goes on with a receive that an earlier attempt could not drop. */
+static weft_status expect_hello(struct weft__mpi *mpi, int from, weft_error *err)
+{
+    struct letter *letter = &mpi->received[from];
+    if (letter->request != NULL || mpi->Irecv(&letter->hello, (int)sizeof letter->hello, mpi->bytes,
+                                              from, OPENING, mpi->world, &letter->request) == 0)
+        return WEFT_OK;
+    letter->request = NULL;
+    return weft__fail(err, WEFT_IO, "opening the communicator: MPI_Irecv failed");
 }
 
 static weft_status welcome_all(weft_world *world, uint64_t deadline_ns, int *tag, weft_error *err)
 {
     struct weft__mpi *mpi = world->mpi;
-    struct hello hello[WEFT__MAX_RANKS], mine = hello_of(world);
-    void *request[WEFT__MAX_RANKS] = {NULL};
+    struct hello mine = hello_of(world);
     uint32_t missing = ((1u << world->options.size) - 1) & ~1u;
     uint64_t pause = NAP_MIN_NS;
     weft_status status = WEFT_OK;
-    for (int r = 1; r < world->options.size; r++)
-        if (mpi->Irecv(&hello[r], (int)sizeof *hello, mpi->bytes, r, OPENING, mpi->world,
-                       &request[r]) != 0)
-            status = weft__fail(err, WEFT_IO, "opening the communicator: MPI_Irecv failed");
+    for (int r = 1; r < world->options.size && status == WEFT_OK; r++)
+        status = expect_hello(mpi, r, err);
     while (missing != 0 && status == WEFT_OK) {
         for (int r = 1; r < world->options.size; r++)
-            if (missing >> r & 1 && done(mpi, &request[r])) missing &= ~(1u << r);
+            if (missing >> r & 1 && done(mpi, &mpi->received[r].request)) missing &= ~(1u << r);
         if (missing != 0 && weft__now_ns() >= deadline_ns)
             status = fail_missing(world, 0, missing, err);
         if (missing != 0) nap(&pause);
     }
     mine.session = *tag = 1 + mpi->opened++ % TAGS;
     for (int r = 1; r < world->options.size && status == WEFT_OK; r++) {
-        if (memcmp(hello[r].version, mine.version, sizeof mine.version) != 0)
+        const struct hello *theirs = &mpi->received[r].hello;
+        if (memcmp(theirs->version, mine.version, sizeof mine.version) != 0)
             status = weft__fail(err, WEFT_INVALID, "rank %d runs another version than rank 0", r);
-        mine.nonce = hello[r].nonce;
-        if (status == WEFT_OK) status = exchange_opening(mpi, &mine, r, deadline_ns, err);
+        mine.nonce = theirs->nonce;
+        if (status == WEFT_OK) status = send_hello(mpi, &mine, r, deadline_ns, err);
     }
-    for (int r = 1; r < world->options.size; r++)
-        if (missing >> r & 1) drop(mpi, &request[r]);
+    for (int r = 1; r < world->options.size; r++) drop(mpi, &mpi->received[r].request);
     return status;
 }
 
@@ -438,27 +467,25 @@ static weft_status ask_rank_0(weft_world *world, int rank, uint64_t deadline_ns,
 {
     struct weft__mpi *mpi = world->mpi;
     weft_world_options *o = &world->options;
-    struct hello mine = hello_of(world), theirs = {0};
-    WEFT__TRY(exchange_opening(mpi, &mine, 0, deadline_ns, err));
-    while (theirs.nonce != mine.nonce) {
-        void *request = NULL;
-        if (mpi->Irecv(&theirs, (int)sizeof theirs, mpi->bytes, 0, OPENING, mpi->world, &request) !=
-            0)
-            return weft__fail(err, WEFT_IO, "opening the communicator: MPI_Irecv failed");
-        if (!wait_until(mpi, &request, deadline_ns)) {
-            drop(mpi, &request);
+    struct letter *answer = &mpi->received[0];
+    const struct hello mine = hello_of(world), *theirs = &answer->hello;
+    WEFT__TRY(send_hello(mpi, &mine, 0, deadline_ns, err));
+    do {
+        WEFT__TRY(expect_hello(mpi, 0, err));
+        if (!wait_until(mpi, &answer->request, deadline_ns)) {
+            drop(mpi, &answer->request);
             return weft__fail(err, WEFT_TIMEOUT,
                               "rank %d: opening the communicator: not all of %d ranks opened "
                               "within %u ms",
                               rank, o->size, o->timeout_ms);
         }
-    }
-    *tag = theirs.session;
-    o->timeout_ms = theirs.timeout_ms;
-    o->algorithm = (weft_algorithm)theirs.algorithm;
-    o->message_bytes = theirs.message_bytes;
-    o->heap_bytes = theirs.heap_bytes;
-    world->tuning.first_epoch = theirs.first_epoch;
+    } while (theirs->nonce != mine.nonce);
+    *tag = theirs->session;
+    o->timeout_ms = theirs->timeout_ms;
+    o->algorithm = (weft_algorithm)theirs->algorithm;
+    o->message_bytes = theirs->message_bytes;
+    o->heap_bytes = theirs->heap_bytes;
+    world->tuning.first_epoch = theirs->first_epoch;
     return WEFT_OK;
 }
 
@@ -480,10 +507,11 @@ weft_status weft__mpi_open(struct weft__session *session, int rank, weft_error *
     world->mpi->failed = true;
     struct mpi_wire *w = calloc(1, sizeof *w);
     if (w == NULL) return weft__fail_oom(err, sizeof *w, "an MPI session");
-    *w = (struct mpi_wire){.wire = {.pump = pump, .publish = publish, .sleep = wait_sleep},
-                           .session = session,
-                           .mpi = world->mpi,
-                           .rank = rank};
+    *w = (struct mpi_wire){
+        .wire = {.pump = pump, .publish = publish, .close = close_channel, .sleep = wait_sleep},
+        .session = session,
+        .mpi = world->mpi,
+        .rank = rank};
     uint64_t deadline = weft__now_ns() + (uint64_t)world->options.timeout_ms * 1000000;
     weft_status status = rank == 0 ? welcome_all(world, deadline, &w->tag, err)
                                    : ask_rank_0(world, rank, deadline, &w->tag, err);
@@ -511,10 +539,9 @@ weft_status weft__mpi_open(struct weft__session *session, int rank, weft_error *
 void weft__mpi_close(struct weft__wire *wire)
 {
     struct mpi_wire *w = (struct mpi_wire *)wire;
-    const struct note closed = {.kind = CLOSED};
     uint64_t deadline = weft__now_ns() + FAREWELL_NS;
     pump(wire);
-    send_all(w, &closed, NULL);
+    close_channel(wire, 0);
     for (int i = 0; i < SLOTS; i++) {
         struct slot *slot = &w->slot[i];
         if (slot->request != NULL) (void)wait_until(w->mpi, &slot->request, deadline);

@@ -116,14 +116,17 @@ static weft_status threads_gather(struct weft__session *session, int rank, weft_
     struct timespec until = {.tv_sec = (time_t)(deadline / 1000000000),
                              .tv_nsec = (long)(deadline % 1000000000)};
     int rc = 0;
-    while (session->joined != all && session->left == 0 && world->starved == 0 && rc != ETIMEDOUT)
+    while (session->joined != all && session->left == 0 && world->starved[rank] == 0 &&
+           rc != ETIMEDOUT)
         rc = pthread_cond_timedwait(&world->changed, &world->mutex, &until);
+    const uint32_t starved = world->starved[rank];
+    world->starved[rank] = 0;
     if (session->joined == all) return WEFT_OK;
+    if (starved == 0) return fail_missing(session, rank, err);
     char names[WEFT__RANK_NAMES];
-    if (world->starved == 0) return fail_missing(session, rank, err);
     return weft__fail(err, WEFT_NO_MEMORY,
                       "rank %d: opening the communicator: rank %s of %d ran out of memory", rank,
-                      weft__rank_names(world->starved, names), world->options.size);
+                      weft__rank_names(starved, names), world->options.size);
 }
 
 static weft_status threads_join(weft_world *world, int rank, struct weft__session **out,
@@ -254,7 +257,8 @@ static weft_status process_open(struct weft__session *session, int rank, weft_er
 void weft__session_starve(weft_world *world, int rank)
 {
     (void)pthread_mutex_lock(&world->mutex);
-    world->starved |= 1u << rank;
+    for (int r = 0; r < world->options.size; r++) world->starved[r] |= 1u << rank;
+    world->starved[rank] = 0; /* whatever its peers said, this attempt is over */
     (void)pthread_cond_broadcast(&world->changed);
     (void)pthread_mutex_unlock(&world->mutex);
 }

@@ -191,6 +191,8 @@ void weft_comm_close(weft_comm *comm)
     if (comm->root != comm) {
         /* Release: see weft__session_leave. */
         atomic_store_explicit(&comm->channel->closed, 1, memory_order_release);
+        struct weft__wire *wire = comm->session->wire;
+        if (wire != NULL) wire->close(wire, comm->link.channel);
         comm->root->group[comm->link.channel] = NULL;
     } else {
         for (int c = 0; c < WEFT__COMM_CHANNELS; c++) weft_comm_close(comm->group[c]);

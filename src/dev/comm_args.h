@@ -137,6 +137,8 @@ struct weft__wire {
     /* Takes in what has come; tells the peers of a failure, and that this rank lives or waits. */
     void (*pump)(struct weft__wire *wire);
     void (*publish)(struct weft__wire *wire, const struct weft__wire_part *part);
+    /* Tells the peers that this rank has left a group. */
+    void (*close)(struct weft__wire *wire, int channel);
     /* Until *word changes, the session fails or the deadline passes; pumps meanwhile. */
     void (*sleep)(struct weft__wire *wire, WEFT__ATOMIC(uint32_t) * word, uint32_t seen,
                   uint64_t deadline_ns);

@@ -373,13 +373,15 @@ weft_status weft__ranks_follow(const char *dir, const struct weft__ranks_options
     struct weft__arch arch;
     struct weft__checkpoint *checkpoint = NULL;
     struct weft__ranks *all = NULL;
-    weft_status status = weft__arch_load(dir, &arena, &arch, err);
-    if (status == WEFT_OK) status = weft__checkpoint_open(dir, &checkpoint, err);
-    if (status == WEFT_OK) status = ranks_create(&arch, checkpoint, options, &all, err);
+    weft_error why; /* peers hear of it, too */
+    weft_status status = weft__arch_load(dir, &arena, &arch, &why);
+    if (status == WEFT_OK) status = weft__checkpoint_open(dir, &checkpoint, &why);
+    if (status == WEFT_OK) status = ranks_create(&arch, checkpoint, options, &all, &why);
     if (status == WEFT_OK) {
-        status = rank_run(&all->rank[rank], err);
+        status = rank_run(&all->rank[rank], &why);
         ranks_free(all);
     }
+    if (status != WEFT_OK && err != NULL) *err = why;
     weft__checkpoint_close(checkpoint);
     weft__arena_free(&arena);
     return status;

@@ -92,6 +92,11 @@ bool weft__ranks_start(const char *command, const char *dir, struct weft__engine
     case MPI:
         return join_mpi(command, dir, flags, status);
     default:
+        if (launched("OMPI_COMM_WORLD_SIZE") > 1 && launched("OMPI_COMM_WORLD_RANK") == 0)
+            (void)fprintf(stderr,
+                          "weft %s: mpirun started several of it, each works for itself: "
+                          "--ranks mpi makes them one\n",
+                          command);
         return true;
     }
 }

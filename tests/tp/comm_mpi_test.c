@@ -159,6 +159,29 @@ static weft_status large(weft_comm *comm, int rank, weft_error *err)
     return status;
 }
 
+/* Rank 1 leaves a group and lives on in the world; the others say what they heard, and how fast. */
+static weft_status leave_group(weft_comm *comm, int rank, weft_error *err)
+{
+    weft_comm *group;
+    WEFT__TRY(weft_comm_split(comm, 0, 0, &group, err));
+    WEFT__TRY(sum_ones(group, err));
+    if (rank == 1) {
+        weft_comm_failure failure;
+        weft_comm_close(group);
+        for (int i = 0; i < 2 * BUDGET_MS / 10 && !weft_comm_failed(comm, &failure); i++) {
+            weft_comm_heartbeat(comm);
+            sleep_ms(10);
+        }
+        return WEFT_OK;
+    }
+    uint64_t start = weft__now_ns();
+    weft_status status = sum_ones(group, err);
+    unsigned long long ms = (weft__now_ns() - start) / 1000000;
+    if (status == WEFT_OK) return weft__fail(err, WEFT_INTERNAL, "nobody noticed");
+    (void)printf("rank %d %s: %s\n", rank, ms < BUDGET_MS / 2 ? "at once" : "LATE", err->text);
+    return WEFT_OK;
+}
+
 /* Rank 1 stops, or gives up; the others say what they heard, and how fast. */
 static weft_status misbehave(weft_comm *comm, int rank, bool stops, weft_error *err)
 {
@@ -190,6 +213,8 @@ static weft_status session(weft_world *world, int rank, const char *scene, weft_
             (void)printf("rank %d %016llx\n", rank, (unsigned long long)hash[rank]);
     } else if (strcmp(scene, "large") == 0) {
         status = large(comm, rank, err);
+    } else if (strcmp(scene, "leave-group") == 0) {
+        status = leave_group(comm, rank, err);
     } else if (strcmp(scene, "sum") == 0) {
         status = sum_ones(comm, err);
     } else {
@@ -287,12 +312,14 @@ static void failures_are_named_and_the_job_goes_on(void **state)
 {
     (void)state;
     int status;
-    const char *output = run_job(3, "sum stop sum give-up sum late sum", &status);
+    const char *output = run_job(3, "sum stop sum give-up sum leave-group sum late sum", &status);
     if (status != 0) fail_msg("%s", output);
     assert_says(output, "rank 0 soon: allreduce: rank 1 gave no sign of life for 1000 ms");
     assert_says(output, "rank 2 soon: allreduce: rank 1 gave no sign of life for 1000 ms");
     assert_says(output, "rank 0 soon: rank 1 gave up: no memory for layer 3");
     assert_says(output, "rank 2 soon: rank 1 gave up: no memory for layer 3");
+    assert_says(output, "rank 0 at once: allreduce: rank 1 closed");
+    assert_says(output, "rank 2 at once: allreduce: rank 1 closed");
     assert_says(output, "rank 1 of 3 did not open within 1000 ms");
 }
 

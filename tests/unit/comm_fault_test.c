@@ -60,6 +60,20 @@ static void missing_rank_is_named_at_open(void **state)
     assert_reopens(world, 4);
 }
 
+/* Once for each attempt: rank 0 has heard of it, rank 2 has not and does when it comes. */
+static void rank_without_memory_is_named_at_open(void **state)
+{
+    (void)state;
+    weft_world *world = short_world(3);
+    struct rank_result results[WEFT__MAX_RANKS];
+    weft__session_starve(world, 1);
+    ranks_run_some(world, 0x1, sum_once, NULL, results);
+    assert_error(&results[0], WEFT_NO_MEMORY, "rank 1 of 3 ran out of memory");
+    ranks_run_some(world, 0x4, sum_once, NULL, results);
+    assert_error(&results[2], WEFT_NO_MEMORY, "rank 1 of 3 ran out of memory");
+    assert_reopens(world, 3);
+}
+
 static bool somebody_waits(weft_world *world)
 {
     (void)pthread_mutex_lock(&world->mutex);
@@ -520,6 +534,7 @@ static void limits_of_heap_and_groups(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(missing_rank_is_named_at_open),
+                                       cmocka_unit_test(rank_without_memory_is_named_at_open),
                                        cmocka_unit_test(rank_opens_once),
                                        cmocka_unit_test(wrong_options),
                                        cmocka_unit_test(silent_rank_is_named_in_time),
