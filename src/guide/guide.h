@@ -1,7 +1,7 @@
 /* guide.h: constrained decoding: which tokens may come next so that the text becomes a JSON value
  * of a schema.
  *
- * A schema becomes a grammar over bytes (schema.c, grammar.c), and the grammar a push-down
+ * A schema becomes a grammar over bytes (schema.c, json.c, grammar.c), and the grammar a push-down
  * automaton that is made deterministic as texts need it (machine.c). Tokens are looked up by their
  * bytes (vocab.c), so any byte-level tokenizer works. Whatever may be chosen can be completed: no
  * text runs into a dead end. */

@@ -98,6 +98,40 @@ static inline bool weft__byte_in(const struct weft__byte_set *set, unsigned char
 /* A rule of the integers from low to high, both at most as far from 0 as WEFT__INTEGER_MAX. */
 int32_t weft__grammar_integers(struct weft__grammar *g, int64_t low, int64_t high);
 
+/* ---- json.c: the rules of JSON ---- */
+
+struct weft__rules { /* zeroed but for g */
+    struct weft__grammar *g;
+    /* Rules that are made when first asked for; 0: not yet. */
+    int32_t space, character, string, number, boolean, null, any;
+    int32_t at_most[WEFT__REPEAT_MAX + 1]; /* characters, the first `bounded` made */
+    int64_t bounded;
+};
+
+/* Each gives a rule. */
+int32_t weft__rule_any(struct weft__rules *r); /* value */
+int32_t weft__rule_any_string(struct weft__rules *r);
+int32_t weft__rule_number(struct weft__rules *r);
+int32_t weft__rule_boolean(struct weft__rules *r);
+int32_t weft__rule_null(struct weft__rules *r);
+/* Of low to high characters or items; high < 0: any number. */
+int32_t weft__rule_string_of(struct weft__rules *r, int64_t low, int64_t high);
+int32_t weft__rule_array_of(struct weft__rules *r, int32_t item, int64_t low, int64_t high);
+int32_t weft__rule_object_of(struct weft__rules *r, int32_t member); /* of any number of them */
+int32_t weft__rule_member_of(struct weft__rules *r, int32_t key, int32_t value); /* KEY: VALUE */
+int32_t weft__rule_character(struct weft__rules *r);                             /* of a string */
+int32_t weft__rule_comma(struct weft__rules *r);                        /* and space behind it */
+int32_t weft__rule_closing(struct weft__rules *r, const char *bracket); /* and space before it */
+/* Nothing, a space, or line ends and an indentation. */
+int32_t weft__rule_space(struct weft__rules *r);
+/* `item` from `low` to `high` times, then `end`; high < 0: any number of times. Every item but the
+ * first follows `separator`; 0: there is none. */
+int32_t weft__rule_repeat(struct weft__grammar *g, int32_t item, int32_t separator, int32_t end,
+                          int64_t low, int64_t high);
+/* Alternatives that are a character beyond ASCII. */
+void weft__rule_add_beyond_ascii(struct weft__grammar *g, int32_t rule);
+struct weft__byte_set weft__rule_plain_ascii(void); /* characters that need no escape */
+
 /* ---- schema.c ---- */
 
 /* The rule of the whole text. */

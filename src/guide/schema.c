@@ -1,7 +1,6 @@
 /* JSON Schema -> grammar. The texts of the grammar are a part of those the schema allows:
- * properties come in the order of the schema, white space stands where JSON is usually written with
- * it, and numbers have at most 16 digits on a side. A keyword that would have to be ignored is
- * refused. */
+ * properties come in the order of the schema, and json.c has fewer ways to write a value than JSON.
+ * A keyword that would have to be ignored is refused. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,8 +13,6 @@ enum {
     NESTING_MAX = 256,    /* schemas in schemas */
     KEY_MAX = 512,        /* bytes of a key in a reference */
     NAME_MAX_BYTES = 512, /* of a property beside which others are allowed */
-    DIGITS = 15,          /* after the first */
-    INDENT = 20,          /* characters, after a line's end */
     DISJOINT_DEPTH = 8,
     COMPARISONS_MAX = 1 << 20, /* of names and values, in all */
 };
@@ -34,6 +31,7 @@ enum type {
 
 struct compiler {
     struct weft__grammar *g;
+    struct weft__rules rules;
     const json_t *root, *near; /* near: the closest schema around with definitions of its own */
     struct weft__buf path;     /* where in the schema */
     weft_error *err;
@@ -43,10 +41,6 @@ struct compiler {
     } ref[REFS_MAX];
     int refs, depth;
     size_t comparisons; /* made so far */
-    /* Rules that every schema needs, made when first asked for; 0: not yet. */
-    int32_t space, character, string, number, boolean, null, any, any_array, any_object;
-    int32_t at_most[WEFT__REPEAT_MAX + 1]; /* characters, the first `bounded` made */
-    int64_t bounded;
 };
 
 static weft_status compile(struct compiler *c, const json_t *schema, int32_t *out);
@@ -82,236 +76,6 @@ static bool spend(struct compiler *c, size_t a, size_t b)
     if (!weft__mul_size(a, b, &product) || product > COMPARISONS_MAX - c->comparisons) return false;
     c->comparisons += product;
     return true;
-}
-
-/* ---- JSON's own rules ---- */
-
-/* Nothing, a space, or line ends and an indentation. */
-static int32_t space(struct compiler *c)
-{
-    struct weft__grammar *g = c->g;
-    if (c->space != 0) return c->space;
-    int32_t indent = 0, blank = weft__grammar_chars(g, " \t"), line = weft__grammar_chars(g, "\n");
-    for (int i = 0; i <= INDENT; i++) {
-        int32_t rule = weft__grammar_rule(g);
-        weft__grammar_add(g, rule, NULL, 0);
-        if (i > 0) WEFT__ADD(g, rule, blank, indent);
-        indent = rule;
-    }
-    c->space = weft__grammar_rule(g);
-    weft__grammar_add(g, c->space, NULL, 0);
-    WEFT__ADD(g, c->space, weft__grammar_chars(g, " "));
-    WEFT__ADD(g, c->space, line, indent);
-    WEFT__ADD(g, c->space, line, line, indent);
-    return c->space;
-}
-
-/* A character beyond ASCII, well-formed (Unicode, table 3-7). */
-static void add_beyond_ascii(struct weft__grammar *g, int32_t rule)
-{
-    int32_t tail = weft__grammar_range(g, 0x80, 0xbf);
-    int32_t three =
-        weft__grammar_chars(g, "\xe1\xe2\xe3\xe4\xe5\xe6\xe7\xe8\xe9\xea\xeb\xec\xee\xef");
-    WEFT__ADD(g, rule, weft__grammar_range(g, 0xc2, 0xdf), tail);
-    WEFT__ADD(g, rule, weft__grammar_range(g, 0xe0, 0xe0), weft__grammar_range(g, 0xa0, 0xbf),
-              tail);
-    WEFT__ADD(g, rule, three, tail, tail);
-    WEFT__ADD(g, rule, weft__grammar_range(g, 0xed, 0xed), weft__grammar_range(g, 0x80, 0x9f),
-              tail);
-    WEFT__ADD(g, rule, weft__grammar_range(g, 0xf0, 0xf0), weft__grammar_range(g, 0x90, 0xbf), tail,
-              tail);
-    WEFT__ADD(g, rule, weft__grammar_range(g, 0xf1, 0xf3), tail, tail, tail);
-    WEFT__ADD(g, rule, weft__grammar_range(g, 0xf4, 0xf4), weft__grammar_range(g, 0x80, 0x8f), tail,
-              tail);
-}
-
-static struct weft__byte_set plain_ascii(void)
-{
-    struct weft__byte_set set = {{0}};
-    for (unsigned b = ' '; b < 0x80; b++)
-        if (b != '"' && b != '\\') set.bit[b / 64] |= UINT64_C(1) << (b % 64);
-    return set;
-}
-
-/* One character of a string. Of \u escapes neither surrogates nor NUL: few readers take those. */
-static int32_t character(struct compiler *c)
-{
-    struct weft__grammar *g = c->g;
-    if (c->character != 0) return c->character;
-    int32_t rule = c->character = weft__grammar_rule(g);
-    int32_t escape = weft__grammar_chars(g, "\\"), u = weft__grammar_chars(g, "u");
-    int32_t hex = weft__grammar_chars(g, "0123456789abcdefABCDEF"),
-            zero = weft__grammar_chars(g, "0");
-    int32_t not_zero = weft__grammar_chars(g, "123456789abcdefABCDEF");
-    WEFT__ADD(g, rule, weft__grammar_set(g, plain_ascii()));
-    WEFT__ADD(g, rule, escape, weft__grammar_chars(g, "\"\\/bfnrt"));
-    WEFT__ADD(g, rule, escape, u, weft__grammar_chars(g, "123456789abcefABCEF"), hex, hex, hex);
-    WEFT__ADD(g, rule, escape, u, weft__grammar_chars(g, "dD"), weft__grammar_range(g, '0', '7'),
-              hex, hex);
-    WEFT__ADD(g, rule, escape, u, zero, not_zero, hex, hex);
-    WEFT__ADD(g, rule, escape, u, zero, zero, not_zero, hex);
-    WEFT__ADD(g, rule, escape, u, zero, zero, zero, not_zero);
-    add_beyond_ascii(g, rule);
-    return rule;
-}
-
-/* `item` from `low` to `high` times, then `end`; high < 0: any number of times. Every item but the
- * first follows `separator`; 0: there is none. */
-static int32_t repeat(struct weft__grammar *g, int32_t item, int32_t separator, int32_t end,
-                      int64_t low, int64_t high)
-{
-    int64_t last = high < 0 ? (low > 0 ? low : 1) : high;
-    int32_t rest = weft__grammar_rule(g);
-    WEFT__ADD(g, rest, end);
-    if (high < 0) {
-        if (separator != 0)
-            WEFT__ADD(g, rest, separator, item, rest);
-        else
-            WEFT__ADD(g, rest, item, rest);
-    }
-    /* rest: what follows when `last` items are there; now for one less at a time. */
-    for (int64_t have = last - 1; have >= 0; have--) {
-        int32_t rule = weft__grammar_rule(g);
-        if (have >= low) WEFT__ADD(g, rule, end);
-        if (separator != 0 && have > 0)
-            WEFT__ADD(g, rule, separator, item, rest);
-        else
-            WEFT__ADD(g, rule, item, rest);
-        rest = rule;
-    }
-    return rest;
-}
-
-/* At most `count` characters, then a quote: strings of any maxLength end in the same rules. */
-static int32_t characters_until(struct compiler *c, int64_t count)
-{
-    struct weft__grammar *g = c->g;
-    int32_t quote = weft__grammar_chars(g, "\"");
-    for (; c->bounded <= count; c->bounded++) {
-        int32_t rule = c->at_most[c->bounded] = weft__grammar_rule(g);
-        WEFT__ADD(g, rule, quote);
-        if (c->bounded > 0) WEFT__ADD(g, rule, character(c), c->at_most[c->bounded - 1]);
-    }
-    return c->at_most[count];
-}
-
-static int32_t string_of(struct compiler *c, int64_t low, int64_t high)
-{
-    int32_t quote = weft__grammar_chars(c->g, "\""), rule = weft__grammar_rule(c->g);
-    int32_t end = high < 0 ? quote : characters_until(c, high - low);
-    WEFT__ADD(c->g, rule, quote, repeat(c->g, character(c), 0, end, low, high < 0 ? -1 : low));
-    return rule;
-}
-
-static int32_t any_string(struct compiler *c)
-{
-    if (c->string == 0) c->string = string_of(c, 0, -1);
-    return c->string;
-}
-
-/* Up to DIGITS digits. */
-static int32_t digits(struct compiler *c)
-{
-    int32_t rule = 0, digit = weft__grammar_range(c->g, '0', '9');
-    for (int i = 0; i <= DIGITS; i++) {
-        int32_t more = weft__grammar_rule(c->g);
-        weft__grammar_add(c->g, more, NULL, 0);
-        if (i > 0) WEFT__ADD(c->g, more, digit, rule);
-        rule = more;
-    }
-    return rule;
-}
-
-static int32_t number(struct compiler *c)
-{
-    struct weft__grammar *g = c->g;
-    if (c->number != 0) return c->number;
-    int32_t digit = weft__grammar_range(g, '0', '9'), e = weft__grammar_chars(g, "eE");
-    int32_t exponent = weft__grammar_rule(g), fraction = weft__grammar_rule(g);
-    int32_t whole = weft__grammar_integers(g, -WEFT__INTEGER_MAX, WEFT__INTEGER_MAX);
-    weft__grammar_add(g, exponent, NULL, 0);
-    int32_t sign = weft__grammar_chars(g, "+-");
-    WEFT__ADD(g, exponent, e, digit);
-    WEFT__ADD(g, exponent, e, digit, digit);
-    WEFT__ADD(g, exponent, e, sign, digit);
-    WEFT__ADD(g, exponent, e, sign, digit, digit);
-    weft__grammar_add(g, fraction, NULL, 0);
-    WEFT__ADD(g, fraction, weft__grammar_chars(g, "."), digit, digits(c));
-    c->number = weft__grammar_rule(g);
-    WEFT__ADD(g, c->number, whole, fraction, exponent);
-    WEFT__ADD(g, c->number, weft__grammar_chars(g, "-"), weft__grammar_chars(g, "0"), fraction,
-              exponent);
-    return c->number;
-}
-
-static int32_t boolean(struct compiler *c)
-{
-    if (c->boolean != 0) return c->boolean;
-    c->boolean = weft__grammar_rule(c->g);
-    weft__grammar_text(c->g, c->boolean, "true", 4);
-    weft__grammar_text(c->g, c->boolean, "false", 5);
-    return c->boolean;
-}
-
-static int32_t null(struct compiler *c)
-{
-    if (c->null != 0) return c->null;
-    c->null = weft__grammar_rule(c->g);
-    weft__grammar_text(c->g, c->null, "null", 4);
-    return c->null;
-}
-
-/* `, ` between the parts of arrays and objects. */
-static int32_t comma(struct compiler *c)
-{
-    int32_t rule = weft__grammar_rule(c->g);
-    WEFT__ADD(c->g, rule, weft__grammar_chars(c->g, ","), space(c));
-    return rule;
-}
-
-static int32_t closing(struct compiler *c, const char *bracket)
-{
-    int32_t rule = weft__grammar_rule(c->g);
-    WEFT__ADD(c->g, rule, space(c), weft__grammar_chars(c->g, bracket));
-    return rule;
-}
-
-static int32_t array_of(struct compiler *c, int32_t item, int64_t low, int64_t high)
-{
-    int32_t rule = weft__grammar_rule(c->g), bracket = weft__grammar_chars(c->g, "[");
-    WEFT__ADD(c->g, rule, bracket, space(c),
-              repeat(c->g, item, comma(c), closing(c, "]"), low, high));
-    return rule;
-}
-
-/* KEY: VALUE, of rules. */
-static int32_t member_of(struct compiler *c, int32_t key, int32_t value)
-{
-    int32_t rule = weft__grammar_rule(c->g);
-    WEFT__ADD(c->g, rule, key, weft__grammar_chars(c->g, ":"), space(c), value);
-    return rule;
-}
-
-static int32_t object_of(struct compiler *c, int32_t member)
-{
-    int32_t rule = weft__grammar_rule(c->g), brace = weft__grammar_chars(c->g, "{");
-    WEFT__ADD(c->g, rule, brace, space(c), repeat(c->g, member, comma(c), closing(c, "}"), 0, -1));
-    return rule;
-}
-
-static int32_t any(struct compiler *c)
-{
-    if (c->any != 0) return c->any;
-    int32_t rule = c->any = weft__grammar_rule(c->g);
-    c->any_object = object_of(c, member_of(c, any_string(c), rule));
-    c->any_array = array_of(c, rule, 0, -1);
-    WEFT__ADD(c->g, rule, c->any_object);
-    WEFT__ADD(c->g, rule, c->any_array);
-    WEFT__ADD(c->g, rule, any_string(c));
-    WEFT__ADD(c->g, rule, number(c));
-    WEFT__ADD(c->g, rule, boolean(c));
-    WEFT__ADD(c->g, rule, null(c));
-    return rule;
 }
 
 /* ---- keywords ---- */
@@ -429,7 +193,8 @@ static weft_status compile_string(struct compiler *c, const json_t *schema, int3
     WEFT__TRY(read_count(c, schema, "maxLength", &high));
     if (high >= 0 && high < low)
         return refuse(c, WEFT_INVALID, "no string meets minLength and maxLength", NULL);
-    *out = low == 0 && high < 0 ? any_string(c) : string_of(c, low, high);
+    *out = low == 0 && high < 0 ? weft__rule_any_string(&c->rules)
+                                : weft__rule_string_of(&c->rules, low, high);
     return WEFT_OK;
 }
 
@@ -439,10 +204,11 @@ static weft_status compile_tuple(struct compiler *c, const json_t *prefix, int32
 {
     struct weft__grammar *g = c->g;
     int64_t count = (int64_t)json_array_size(prefix);
-    int32_t end = closing(c, "]"), separator = comma(c), here = weft__grammar_rule(g);
+    int32_t end = weft__rule_closing(&c->rules, "]"), separator = weft__rule_comma(&c->rules),
+            here = weft__grammar_rule(g);
     int32_t bracket = weft__grammar_chars(g, "[");
     *out = weft__grammar_rule(g);
-    WEFT__ADD(g, *out, bracket, space(c), here);
+    WEFT__ADD(g, *out, bracket, weft__rule_space(&c->rules), here);
     for (int64_t i = 0; i < count; i++) {
         int32_t rule = 0, next = weft__grammar_rule(g);
         if (i >= low) WEFT__ADD(g, here, end);
@@ -462,7 +228,7 @@ static weft_status compile_tuple(struct compiler *c, const json_t *prefix, int32
     if (high >= 0) high = weft__max(high - count, 0);
     int32_t follower = weft__grammar_rule(g);
     if (item != 0) WEFT__ADD(g, follower, separator, item);
-    WEFT__ADD(g, here, repeat(g, follower, 0, end, low, item != 0 ? high : 0));
+    WEFT__ADD(g, here, weft__rule_repeat(g, follower, 0, end, low, item != 0 ? high : 0));
     return WEFT_OK;
 }
 
@@ -481,7 +247,7 @@ static weft_status compile_array(struct compiler *c, const json_t *schema, int32
     if (high >= 0 && high < low)
         return refuse(c, WEFT_INVALID, "no array meets minItems and maxItems", NULL);
     if (items == NULL) {
-        item = any(c);
+        item = weft__rule_any(&c->rules);
     } else if (!json_is_false(items)) {
         size_t before = enter(c, "items");
         WEFT__TRY(compile(c, items, &item));
@@ -490,10 +256,10 @@ static weft_status compile_array(struct compiler *c, const json_t *schema, int32
     if (prefix != NULL) return compile_tuple(c, prefix, item, low, high, out);
     if (high == 0) {
         *out = weft__grammar_rule(c->g);
-        WEFT__ADD(c->g, *out, weft__grammar_chars(c->g, "["), closing(c, "]"));
+        WEFT__ADD(c->g, *out, weft__grammar_chars(c->g, "["), weft__rule_closing(&c->rules, "]"));
         return WEFT_OK;
     }
-    *out = array_of(c, item, low, high);
+    *out = weft__rule_array_of(&c->rules, item, low, high);
     return WEFT_OK;
 }
 
@@ -515,9 +281,9 @@ static int32_t other_key(struct compiler *c, const struct names *names, size_t f
                          size_t depth)
 {
     struct weft__grammar *g = c->g;
-    struct weft__byte_set other = plain_ascii();
+    struct weft__byte_set other = weft__rule_plain_ascii();
     int32_t quote = weft__grammar_chars(g, "\""), rule = weft__grammar_rule(g);
-    int32_t rest = repeat(g, character(c), 0, quote, 0, -1);
+    int32_t rest = weft__rule_repeat(g, weft__rule_character(&c->rules), 0, quote, 0, -1);
     bool ends = names->name[from][depth] == '\0', beyond = false;
     bool inside = ((unsigned char)names->name[from][depth] & 0xc0) == 0x80; /* a character */
     for (size_t i = ends ? from + 1 : from, next; i < to; i = next) {
@@ -534,7 +300,7 @@ static int32_t other_key(struct compiler *c, const struct names *names, size_t f
     if (!ends) WEFT__ADD(g, rule, quote);
     if (!beyond) {
         int32_t character_beyond = weft__grammar_rule(g);
-        add_beyond_ascii(g, character_beyond);
+        weft__rule_add_beyond_ascii(g, character_beyond);
         WEFT__ADD(g, rule, character_beyond, rest);
     }
     return rule;
@@ -553,7 +319,7 @@ static weft_status compile_other_key(struct compiler *c, const json_t *propertie
         names.name[names.count++] = name;
     }
     if (names.count == 0) {
-        *out = any_string(c);
+        *out = weft__rule_any_string(&c->rules);
         return WEFT_OK;
     }
     qsort(names.name, names.count, sizeof *names.name, compare_names);
@@ -574,12 +340,12 @@ static weft_status compile_additional(struct compiler *c, const json_t *schema,
         return WEFT_OK;
     size_t before = enter(c, "additionalProperties");
     if (additional == NULL)
-        value = any(c);
+        value = weft__rule_any(&c->rules);
     else
         WEFT__TRY(compile(c, additional, &value));
     leave(c, before);
     WEFT__TRY(compile_other_key(c, properties, &key));
-    *out = member_of(c, key, value);
+    *out = weft__rule_member_of(&c->rules, key, value);
     return WEFT_OK;
 }
 
@@ -625,7 +391,7 @@ static weft_status compile_property(struct compiler *c, const char *name, const 
     (void)enter(c, name);
     WEFT__TRY(compile(c, schema, &value));
     leave(c, before);
-    *out = member_of(c, key, value);
+    *out = weft__rule_member_of(&c->rules, key, value);
     return WEFT_OK;
 }
 
@@ -643,13 +409,14 @@ static weft_status compile_object(struct compiler *c, const json_t *schema, int3
         return refuse(c, WEFT_UNSUPPORTED, "too many properties are required", NULL);
     WEFT__TRY(compile_additional(c, schema, properties, &other));
     if (json_object_size(properties) == 0 && other != 0) {
-        *out = object_of(c, other);
+        *out = weft__rule_object_of(&c->rules, other);
         return WEFT_OK;
     }
     int32_t first = weft__grammar_rule(g), more = weft__grammar_rule(g);
-    int32_t separator = comma(c), end = closing(c, "}"), brace = weft__grammar_chars(g, "{");
+    int32_t separator = weft__rule_comma(&c->rules), end = weft__rule_closing(&c->rules, "}"),
+            brace = weft__grammar_chars(g, "{");
     *out = weft__grammar_rule(g);
-    WEFT__ADD(g, *out, brace, space(c), first);
+    WEFT__ADD(g, *out, brace, weft__rule_space(&c->rules), first);
     json_object_foreach ((json_t *)(uintptr_t)properties, name, property) {
         int32_t member = 0, next_first = weft__grammar_rule(g), next_more = weft__grammar_rule(g);
         WEFT__TRY(compile_property(c, name, property, &member));
@@ -903,7 +670,7 @@ static weft_status compile_types(struct compiler *c, const json_t *schema, int32
         if (json_object_get(schema, of_types[i]) != NULL)
             return refuse(c, WEFT_UNSUPPORTED, "bounds are for type integer alone:", of_types[i]);
     if (types == TYPE_ANY && json_object_get(schema, "type") == NULL) {
-        *out = any(c);
+        *out = weft__rule_any(&c->rules);
         return WEFT_OK;
     }
     if (types == 0) return refuse(c, WEFT_INVALID, "no type of JSON:", "type");
@@ -920,13 +687,13 @@ static weft_status compile_types(struct compiler *c, const json_t *schema, int32
         WEFT__TRY(compile_string(c, schema, &rule));
         WEFT__ADD(c->g, *out, rule);
     }
-    if ((types & TYPE_NUMBER) != 0) WEFT__ADD(c->g, *out, number(c));
+    if ((types & TYPE_NUMBER) != 0) WEFT__ADD(c->g, *out, weft__rule_number(&c->rules));
     if ((types & TYPE_INTEGER) != 0) {
         WEFT__TRY(compile_integer(c, schema, &rule));
         WEFT__ADD(c->g, *out, rule);
     }
-    if ((types & TYPE_BOOLEAN) != 0) WEFT__ADD(c->g, *out, boolean(c));
-    if ((types & TYPE_NULL) != 0) WEFT__ADD(c->g, *out, null(c));
+    if ((types & TYPE_BOOLEAN) != 0) WEFT__ADD(c->g, *out, weft__rule_boolean(&c->rules));
+    if ((types & TYPE_NULL) != 0) WEFT__ADD(c->g, *out, weft__rule_null(&c->rules));
     return WEFT_OK;
 }
 
@@ -944,7 +711,7 @@ static weft_status compile_keywords(struct compiler *c, const json_t *schema, in
 static weft_status compile(struct compiler *c, const json_t *schema, int32_t *out)
 {
     if (json_is_true(schema)) {
-        *out = any(c);
+        *out = weft__rule_any(&c->rules);
         return WEFT_OK;
     }
     if (json_is_false(schema)) return refuse(c, WEFT_INVALID, "no value meets false", NULL);
@@ -964,7 +731,7 @@ static weft_status compile(struct compiler *c, const json_t *schema, int32_t *ou
 weft_status weft__schema_compile(const struct weft__guide_spec *spec, struct weft__grammar *g,
                                  int32_t *root, weft_error *err)
 {
-    struct compiler c = {.g = g, .root = spec->schema, .err = err};
+    struct compiler c = {.g = g, .rules.g = g, .root = spec->schema, .err = err};
     int32_t value = 0, prefix = weft__grammar_rule(g), suffix = weft__grammar_rule(g);
     weft__buf_init(&c.path, 1 << 16);
     weft__grammar_text(g, prefix, spec->prefix, strlen(spec->prefix));
@@ -972,7 +739,7 @@ weft_status weft__schema_compile(const struct weft__guide_spec *spec, struct wef
     weft_status status = compile(&c, spec->schema, &value);
     if (status == WEFT_OK) {
         *root = weft__grammar_rule(g);
-        int32_t start = spec->space ? space(&c) : weft__grammar_rule(g);
+        int32_t start = spec->space ? weft__rule_space(&c.rules) : weft__grammar_rule(g);
         if (!spec->space) weft__grammar_add(g, start, NULL, 0);
         WEFT__ADD(g, *root, start, prefix, value, suffix);
         if (g->failed || c.path.failed)

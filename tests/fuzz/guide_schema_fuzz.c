@@ -1,5 +1,5 @@
-/* Fuzzes JSON Schemas: one is refused with words, or every walk through its masks goes on until the
- * text is JSON. */
+/* Fuzzes JSON Schemas: one is refused with words, at once or where it gets too complex, or every
+ * walk through its masks goes on until the text is JSON. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,11 +41,14 @@ static int32_t pick(const uint32_t *mask, uint32_t at)
 static void walk(struct weft__guide *guide, uint32_t seed)
 {
     struct weft__guided text;
+    weft_error err;
     bool done = false;
     weft__guided_init(&text, guide);
     for (int step = 0; step < WALK_MAX && !done; step++) {
         seed = seed * 1664525U + 1013904223U;
-        done = weft__guided_push(&text, pick(weft__guided_mask(&text), seed >> 8));
+        const uint32_t *mask = weft__guided_mask(&text);
+        if (weft__guided_check(&text, &err) != WEFT_OK) break;
+        done = weft__guided_push(&text, pick(mask, seed >> 8));
     }
     if (done) {
         json_t *value =
