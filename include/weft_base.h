@@ -79,12 +79,6 @@ typedef enum weft_dtype {
         WEFT_DTYPE_COUNT
 } weft_dtype;
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-WEFT_API const char *weft_version(void);
-WEFT_API const char *weft_status_name(weft_status status); /* never NULL */
 /* Inputs of quantised linears. */
 typedef enum weft_activations {
     WEFT_ACTIVATIONS_F32,       /* as they are */
@@ -92,7 +86,13 @@ typedef enum weft_activations {
     WEFT_ACTIVATIONS_INT8,      /* of NVFP4 linears: rounded to INT8, blocks of 16; faster */
 } weft_activations;
 
-WEFT_API const char *weft_dtype_name(weft_dtype dtype); /* never NULL */
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+WEFT_API const char *weft_version(void);
+WEFT_API const char *weft_status_name(weft_status status); /* never NULL */
+WEFT_API const char *weft_dtype_name(weft_dtype dtype);    /* never NULL */
 
 #ifdef __cplusplus
 }

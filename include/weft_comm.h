@@ -1,21 +1,23 @@
 /* weft_comm.h: fused all-reduce collectives for tensor-parallel inference. Usable without the rest
  * of weft; examples/allreduce.c is a complete program.
  *
- * A world is the set of ranks that work together: threads of one process, or processes of one host
- * or of several, each of which makes a world of the same name. Each rank opens its own communicator
- * on the world; from then on every rank calls the same operations, on the same communicator or
- * group, with the same shapes, in the same order. Hidden behind the handles: the memory that ranks
- * share, epochs and flags, the choice of path and algorithm, deadlines.
+ * A world is the set of ranks that work together: threads of one process, processes of one host,
+ * each of which makes a world of the same name, or CPU ranks of an Open MPI job on several hosts.
+ * Each rank opens its own communicator on the world; from then on every rank calls the same
+ * operations, on the same communicator or group, with the same shapes, in the same order. Hidden
+ * behind the handles: the memory that ranks share, epochs and flags, the choice of path and
+ * algorithm, deadlines.
  *
  * Numbers. Sums are F32, folded in ascending rank order and rounded once:
  *     s = round(residual + (((x_0 + x_1) + x_2) + ...))
  * Every rank gets the same bits. They depend neither on the algorithm nor on how many other rows
  * are in the call. NaN results are the canonical 0x7fc00000, 0x7fc0 (BF16), 0x7e00 (F16).
  *
- * Failure. Every wait is bounded. A rank that stays away, closes, aborts or calls something else is
- * named in the error that every rank gets, on every group of the world; from then on operations
- * return that error. Close on all ranks, then open again. A communicator belongs to one thread at a
- * time; "rank" in texts is the rank in the world. */
+ * Failure. Every wait is bounded, but a patient gather's, which ends with its peers. A rank that
+ * stays away, closes, aborts or calls something else is named in the error that every rank gets, on
+ * every group of the world; from then on operations return that error. Close on all ranks, then
+ * open again. A communicator belongs to one thread at a time; "rank" in texts is the rank in the
+ * world. */
 #ifndef WEFT_COMM_H
 #define WEFT_COMM_H
 
@@ -63,10 +65,10 @@ typedef struct weft_world_options {
     const int *cuda_devices;  /* [size] CUDA ordinal of each rank, or NULL: ranks on CPUs */
     weft_path path;           /* of GPU ranks */
     /* NULL: ranks are threads of this process. "unix:NAME": each is a process of this host; they
-     * meet under a name that all of them, and no other world, use. "mpi": each is a process of a
-     * job of Open MPI, which is loaded then, with its rank in it; on CPUs only; MPI ends with the
-     * world and starts only once in a process. Rank 0's options hold for all, but for size,
-     * timeout_ms at open and cuda_devices. */
+     * meet under a name that all of them, and no other world, use. "mpi": each is a rank of an Open
+     * MPI job, also on several hosts; CPU ranks only. MPI is loaded then, ends with the world
+     * unless a session failed last, and starts only once in a process. Rank 0's options hold for
+     * all, but for size, timeout_ms at open and cuda_devices. */
     const char *rendezvous;
 } weft_world_options;
 

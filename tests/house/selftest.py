@@ -147,14 +147,38 @@ def check_format(fail):
             fail("format.sh passes badly formatted code: exit %d" % code)
 
 
+def check_kernels(fail):
+    """A build whose kernels are not those of the table; nvcc is a script that tells its version."""
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kernels.py")
+    log = ("Compiling entry function 'sum' for 'sm_90a'\n0 bytes stack frame, %d bytes spill stores, "
+           "0 bytes spill loads\nUsed %d registers, %d bytes smem\n")
+    with tree({"kernels/resources.txt": "", "nvcc": "#!/bin/sh\necho release 1.2, V1.2\n"}) as root:
+        nvcc = os.path.join(root, "nvcc")
+        os.chmod(nvcc, 0o755)
+        for name, text in (("CMakeCache.txt", "WEFT_NVCC:PATH=%s\n" % nvcc),
+                           ("kernels/a.log", log % (0, 40, 1024))):
+            with open(os.path.join(root, name), "w", encoding="utf-8") as file:
+                file.write(text)
+        ask = [sys.executable, script, root, root]
+        subprocess.run(ask + ["--write"], check=True)
+        for numbers, wanted in (((0, 40, 1024), 0), ((8, 40, 1024), 1), ((0, 41, 1024), 1)):
+            with open(os.path.join(root, "kernels/a.log"), "w", encoding="utf-8") as file:
+                file.write(log % numbers)
+            done = subprocess.run(ask, capture_output=True, text=True, check=False)
+            if done.returncode != wanted:
+                fail("kernels, spills, registers, shared %s: exit %d, %s" %
+                     (numbers, done.returncode, done.stdout))
+
+
 def main():
     failures = []
     check_trees(failures.append)
     check_symbols(failures.append)
     check_format(failures.append)
+    check_kernels(failures.append)
     for failure in failures:
         print(failure)
-    print("selftest: %d faults planted, %d failures" % (len(FAULTS) + 7, len(failures)))
+    print("selftest: %d faults planted, %d failures" % (len(FAULTS) + 9, len(failures)))
     return 1 if failures else 0
 
 
