@@ -1,10 +1,14 @@
 /* load.cu: work of a known kind, so that its power can be measured: polling, memory, matrix units.
  *
- * spin     each thread polls a flag in device memory (4 bytes a poll, acquire, system scope;
- * nothing sets it) until its time is over: what a collective does that waits for a peer fill writes
- * 16 bytes a thread that look random: zeros draw less power memory   reads 16 bytes and writes 16
- * bytes a thread and turn, each byte once; no order compute  bf16 products of 16 x 8 x 16 from
- * registers, 8 independent ones a warp; moves nothing */
+ * spin: each thread polls a flag in device memory (4 bytes, acquire, system scope; nothing sets it)
+ * until its time is over, as a collective waits for a peer.
+ *
+ * fill: writes 16 random-looking bytes a thread: zeros draw less power.
+ *
+ * memory: reads and writes 16 bytes a thread and turn, each byte once; no order.
+ *
+ * compute: bf16 products of 16 x 8 x 16 from registers, 8 independent a warp; moves nothing.
+ */
 
 #include <stdint.h>
 

@@ -327,8 +327,8 @@ extern const struct weft__device weft__cpu;
 
 enum weft__load { WEFT__LOAD_SPIN, WEFT__LOAD_MEMORY, WEFT__LOAD_COMPUTE };
 
-/* Runs one for the time on the CUDA device with this name. */
-WEFT_CHECKED weft_status weft__cuda_run_load(const char *name, enum weft__load what, uint64_t ns,
+/* Runs one for the time on the CUDA device with this UUID: "GPU-8-4-4-4-12", as NVML has it. */
+WEFT_CHECKED weft_status weft__cuda_run_load(const char *uuid, enum weft__load what, uint64_t ns,
                                              weft_error *err);
 
 #endif

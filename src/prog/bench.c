@@ -11,7 +11,7 @@
 #include "bench.h"
 #include "token/token.h"
 
-enum { WARMUP_TOKENS = 32, DEFAULT_REQUESTS = 1000, SWEEP_MAX = 64, OPTIONS_MAX = 64 };
+enum { WARMUP_TOKENS = 32, DEFAULT_REQUESTS = 1000, OPTIONS_MAX = 64 };
 
 /* Of requests within --goodput, for a load to count as carried. */
 static const double GOODPUT_SHARE = 0.9;
@@ -40,8 +40,8 @@ static bool parse_line(struct weft__bench_options *o, const struct weft__option 
 static size_t put_data_options(struct weft__bench_options *o, struct weft__option *out)
 {
     const struct weft__option options[] = {
-        {WEFT__OPTION_STRING, "dataset-name", &o->dataset, 0, 0, "NAME",
-         "random-ids, random, prompts, sharegpt, multi-turn or trace (random-ids)"},
+        {WEFT__OPTION_CHOICE, "dataset-name", &o->dataset, 0, 0, WEFT__BENCH_DATASETS,
+         "(random-ids)"},
         {WEFT__OPTION_STRING, "dataset-path", &o->dataset_path, 0, 0, "FILE",
          "lines or .jsonl of prompts, JSON of ShareGPT, or .jsonl of a trace; -: stdin"},
         {WEFT__OPTION_INT, "num-prompts", &o->prompts, 1, WEFT__BENCH_MAX_REQUESTS, "N",
@@ -52,7 +52,7 @@ static size_t put_data_options(struct weft__bench_options *o, struct weft__optio
          "tokens of an answer, of any dataset (1024; vllm: 128)"},
         {WEFT__OPTION_DOUBLE, "random-range-ratio", &o->range_ratio, 0, 1, "R",
          "how lengths vary (0)"},
-        {WEFT__OPTION_STRING, "range-ratio-mode", &o->ratio_mode, 0, 0, "RULE",
+        {WEFT__OPTION_CHOICE, "range-ratio-mode", &o->range_rules, 0, 0, "sglang|vllm",
          "sglang: from R of the length to all of it; vllm: 1-R to 1+R (--format's)"},
         {WEFT__OPTION_INT, "vocab", &o->vocab, 1, 1 << 24, "N",
          "random ids below N (the tokenizer's)"},
@@ -73,8 +73,8 @@ static size_t put_data_options(struct weft__bench_options *o, struct weft__optio
 static bool parse(struct weft__bench_options *o, int argc, char **argv, int *status)
 {
     const struct weft__option rest[] = {
-        {WEFT__OPTION_STRING, "endpoint", &o->endpoint, 0, 0, "API",
-         "completions, chat or generate (by the URL, else completions)"},
+        {WEFT__OPTION_CHOICE, "endpoint", &o->api, 0, 0, "completions|chat|generate",
+         "(by the URL, else completions)"},
         {WEFT__OPTION_STRING, "model", &o->model, 0, 0, "ID", "asked of the server (its first)"},
         {WEFT__OPTION_STRING, "tokenizer", &o->tokenizer, 0, 0, "MODEL",
          "model directory or tokenizer.json, to make and count text"},
@@ -82,7 +82,7 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
          "requests a second (inf: all at once)"},
         {WEFT__OPTION_DOUBLE, "burstiness", &o->burstiness, 1e-2, 1e4, "B",
          "1: Poisson; below: bursts; above: regular (1)"},
-        {WEFT__OPTION_INT, "max-concurrency", &o->concurrency, 1, 65536, "N",
+        {WEFT__OPTION_INT, "max-concurrency", &o->concurrency, 1, WEFT__BENCH_MAX_ACTIVE, "N",
          "requests running at once (any)"},
         {WEFT__OPTION_STRING, "sweep", &o->sweep, 0, 0, "WHAT:N,N",
          "a run for each: concurrency:1,4,16 or rate:0.5,1,2"},
@@ -110,8 +110,8 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
         {WEFT__OPTION_INT, "threads", &o->engine_flags.threads, 1, 1024, "N",
          "threads of each rank, with MODEL"},
         {WEFT__OPTION_STRING, "report", &o->report, 0, 0, "FILE", "write one HTML page"},
-        {WEFT__OPTION_STRING, "format", &o->format, 0, 0, "WHOSE",
-         "definitions, table and keys: sglang or vllm (sglang)"},
+        {WEFT__OPTION_CHOICE, "format", &o->rules, 0, 0, "sglang|vllm",
+         "whose definitions, table and keys (sglang)"},
         {WEFT__OPTION_STRING, "output-file", &o->output_file, 0, 0, "FILE",
          "append the JSON of each run, a line each"},
         {WEFT__OPTION_FLAG, "output-details", &o->details, 0, 0, NULL,
@@ -128,14 +128,6 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
     assert(count + WEFT__COUNT(rest) <= OPTIONS_MAX);
     memcpy(options + count, rest, sizeof rest);
     return parse_line(o, options, argc, argv, status);
-}
-
-/* The index of text among count names, -1: none. */
-static int index_of(const char *text, const char *const *names, int count)
-{
-    for (int i = 0; i < count; i++)
-        if (strcmp(text, names[i]) == 0) return i;
-    return -1;
 }
 
 static bool ends_with(const char *text, const char *tail)
@@ -161,37 +153,27 @@ static bool parse_goodput(struct weft__bench_options *o)
     return true;
 }
 
-/* "concurrency:1,4,16" or "rate:0.5,1,2", ascending; 0: it is something else. */
-static int parse_sweep(const char *text, bool *by_rate, double load_of[SWEEP_MAX])
+/* "concurrency:1,4,16" or "rate:0.5,1,2", ascending */
+static bool parse_sweep(struct weft__bench_options *o)
 {
-    int count = 0;
-    *by_rate = strncmp(text, "rate:", 5) == 0;
-    if (!*by_rate && strncmp(text, "concurrency:", 12) != 0) return 0;
-    for (const char *at = strchr(text, ':') + 1;; at++) {
+    o->by_rate = strncmp(o->sweep, "rate:", 5) == 0;
+    if (!o->by_rate && strncmp(o->sweep, "concurrency:", 12) != 0) return false;
+    for (const char *at = strchr(o->sweep, ':') + 1;; at++) {
         char *end;
         double value = strtod(at, &end);
-        bool good = end != at && count < SWEEP_MAX && value >= (*by_rate ? 1e-3 : 1) &&
-                    value <= (*by_rate ? 1e6 : 65536) && (*by_rate || value == floor(value)) &&
-                    (count == 0 || value > load_of[count - 1]);
-        if (!good || (*end != ',' && *end != '\0')) return 0;
-        load_of[count++] = value;
-        if (*end == '\0') return count;
+        bool good = end != at && o->loads < WEFT__SWEEP_MAX && value >= (o->by_rate ? 1e-3 : 1) &&
+                    value <= (o->by_rate ? 1e6 : WEFT__BENCH_MAX_ACTIVE) &&
+                    (o->by_rate || value == floor(value)) &&
+                    (o->loads == 0 || value > o->load_of[o->loads - 1]);
+        if (!good || (*end != ',' && *end != '\0')) return false;
+        o->load_of[o->loads++] = value;
+        if (*end == '\0') return true;
         at = end;
     }
 }
 
 static int complete(struct weft__bench_options *o)
 {
-    static const char *const apis[] = {"completions", "chat", "generate"};
-    static const char *const rules[] = {"sglang", "vllm"};
-    static const char *const sets[] = {"random-ids", "random",     "prompts",
-                                       "sharegpt",   "multi-turn", "trace"};
-    int api = ends_with(o->url, "/chat/completions") ? WEFT__API_CHAT
-              : ends_with(o->url, "/generate")       ? WEFT__API_GENERATE
-                                                     : WEFT__API_COMPLETIONS;
-    if (o->endpoint != NULL) api = index_of(o->endpoint, apis, 3);
-    int format = index_of(o->format, rules, 2);
-    int range = o->ratio_mode != NULL ? index_of(o->ratio_mode, rules, 2) : format;
     struct stat info;
     bool is_url = strncmp(o->url, "http://", 7) == 0 || strncmp(o->url, "https://", 8) == 0;
     if (!is_url && stat(o->url, &info) == 0 && S_ISDIR(info.st_mode)) o->dir = o->url;
@@ -200,32 +182,31 @@ static int complete(struct weft__bench_options *o)
                            "%.100s: a URL like http://127.0.0.1:8000, or a model directory, is "
                            "wanted",
                            o->url);
-    if (o->dir != NULL && (o->endpoint != NULL || o->extra_body != NULL || o->tokenizer != NULL))
+    if (o->dir != NULL && (o->api >= 0 || o->extra_body != NULL || o->tokenizer != NULL))
         return weft__usage("bench", "--endpoint, --extra-request-body and --tokenizer are for a "
                                     "URL: a model has its own tokenizer");
-    if (api < 0) return weft__usage("bench", "--endpoint is completions, chat or generate");
-    if (format < 0) return weft__usage("bench", "--format is sglang or vllm");
-    if (range < 0) return weft__usage("bench", "--range-ratio-mode is sglang or vllm");
-    if (index_of(o->dataset, sets, (int)WEFT__COUNT(sets)) < 0)
-        return weft__usage("bench", "--dataset-name is random-ids, random, prompts, sharegpt, "
-                                    "multi-turn or trace");
-    if (range == WEFT__RULES_VLLM && o->range_ratio >= 1)
+    if (o->api < 0)
+        o->api = ends_with(o->url, "/chat/completions") ? WEFT__API_CHAT
+                 : ends_with(o->url, "/generate")       ? WEFT__API_GENERATE
+                                                        : WEFT__API_COMPLETIONS;
+    if (o->range_rules < 0) o->range_rules = o->rules;
+    if (o->range_rules == WEFT__RULES_VLLM && o->range_ratio >= 1)
         return weft__usage("bench", "vllm's rule needs --random-range-ratio below 1");
-    if (o->send_ids && api == WEFT__API_CHAT)
+    if (o->send_ids && o->api == WEFT__API_CHAT)
         return weft__usage("bench", "--tokenize-prompt: chat takes text only");
     if (!parse_goodput(o))
         return weft__usage("bench", "--goodput %.60s: ttft:MS,tpot:MS,e2el:MS is wanted",
                            o->goodput);
-    if (o->sweep != NULL && parse_sweep(o->sweep, &(bool){0}, (double[SWEEP_MAX]){0}) == 0)
+    if (o->sweep != NULL && !parse_sweep(o))
         return weft__usage("bench",
                            "--sweep %.60s: concurrency:1,4,16 or rate:0.5,1,2 is wanted, ascending",
                            o->sweep);
-    o->api = (enum weft__bench_api)api;
-    o->rules = (enum weft__bench_rules)format;
-    o->range_rules = (enum weft__bench_rules)range;
-    if (o->seed < 0) o->seed = format == WEFT__RULES_VLLM ? 0 : 42;
-    if (o->output_len == 0 && strcmp(o->dataset, "sharegpt") != 0)
-        o->output_len = format == WEFT__RULES_VLLM ? 128 : 1024;
+    if (o->dataset == WEFT__DATASET_TRACE && (isfinite(o->rate) || o->by_rate))
+        return weft__usage("bench", "a trace has its own times: there is no rate to set; "
+                                    "--trace-slowdown F stretches them");
+    if (o->seed < 0) o->seed = o->rules == WEFT__RULES_VLLM ? 0 : 42;
+    if (o->output_len == 0 && o->dataset != WEFT__DATASET_SHAREGPT)
+        o->output_len = o->rules == WEFT__RULES_VLLM ? 128 : 1024;
     return WEFT__EXIT_OK;
 }
 
@@ -350,13 +331,14 @@ static bool is_carried(const struct bench *b, const char *key, double load_of)
 {
     json_t *run;
     size_t i;
-    json_array_foreach(b->runs, i, run) if (run_number(run, key) == load_of &&
-                                            goodput_share(run) < GOODPUT_SHARE) return false;
+    json_array_foreach (b->runs, i, run)
+        if (run_number(run, key) == load_of && goodput_share(run) < GOODPUT_SHARE) return false;
     return true;
 }
 
-static void print_sweep(const struct bench *b, bool by_rate)
+static void print_sweep(const struct bench *b)
 {
+    bool by_rate = b->o->by_rate;
     const char *key = by_rate ? "request_rate" : "max_concurrency";
     json_t *run;
     size_t i;
@@ -364,8 +346,7 @@ static void print_sweep(const struct bench *b, bool by_rate)
     (void)printf("\nSweep\n%12s %10s %12s %10s %10s %10s %10s %8s\n", by_rate ? "rate" : "at once",
                  "requests/s", "output tok/s", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms",
                  b->o->goodput != NULL ? "within" : "");
-    json_array_foreach(b->runs, i, run)
-    {
+    json_array_foreach (b->runs, i, run) {
         (void)printf("%12g %10.2f %12.2f %10.2f %10.2f %10.2f %10.2f", run_number(run, key),
                      run_number(run, "request_throughput"), run_number(run, "output_throughput"),
                      run_number(run, "median_ttft_ms"), run_number(run, "p99_ttft_ms"),
@@ -385,18 +366,16 @@ static void print_sweep(const struct bench *b, bool by_rate)
 static weft_status run_sweep(struct bench *b, struct weft__bench_data *data, bool *failures,
                              weft_error *err)
 {
-    double load_of[SWEEP_MAX];
-    bool by_rate = false;
-    int count = parse_sweep(b->o->sweep, &by_rate, load_of);
-    for (int i = 0; i < count; i++) {
-        if (by_rate)
-            b->o->rate = load_of[i];
+    struct weft__bench_options *o = b->o;
+    for (int i = 0; i < o->loads; i++) {
+        if (o->by_rate)
+            o->rate = o->load_of[i];
         else
-            b->o->concurrency = (int64_t)load_of[i];
-        weft__bench_set_arrivals(b->o, data);
+            o->concurrency = (int64_t)o->load_of[i];
+        weft__bench_set_arrivals(o, data);
         WEFT__TRY(run_load(b, data, failures, err));
     }
-    if (!b->o->json) print_sweep(b, by_rate);
+    if (!o->json) print_sweep(b);
     return WEFT_OK;
 }
 
@@ -404,8 +383,8 @@ static weft_status run_all(struct bench *b, bool *failures, weft_error *err)
 {
     struct weft__bench_data data = {0};
     WEFT__TRY(weft__bench_data_make(b->o, b->tok, &data, err));
-    weft_status status = b->o->sweep != NULL ? run_sweep(b, &data, failures, err)
-                                             : run_load(b, &data, failures, err);
+    weft_status status =
+        b->o->loads > 0 ? run_sweep(b, &data, failures, err) : run_load(b, &data, failures, err);
     weft__bench_data_free(&data);
     return status;
 }
@@ -435,7 +414,10 @@ static weft_status open_engine(struct bench *b, weft_error *err)
 {
     struct weft__bench_options *o = b->o;
     weft_engine_options options = weft__engine_options_of(&o->engine_flags);
-    options.max_running = o->concurrency;
+    bool sweep = o->loads > 0 && !o->by_rate;
+    int64_t most = sweep ? (int64_t)o->load_of[o->loads - 1] : o->concurrency;
+    options.max_running = weft__min(most, o->prompts);
+    options.max_queue = WEFT__BENCH_MAX_ACTIVE; /* none is refused */
     WEFT__TRY(weft_engine_open(o->dir, &options, &o->engine, err));
     b->tok = weft__engine_view(o->engine)->tokenizer;
     if (b->tok == NULL && o->vocab == 0) o->vocab = weft__engine_view(o->engine)->arch->vocab;
@@ -489,8 +471,8 @@ static int bench(struct weft__bench_options *o)
 
 int weft__cmd_bench(int argc, char **argv)
 {
-    struct weft__bench_options o = {.dataset = "random-ids",
-                                    .format = "sglang",
+    struct weft__bench_options o = {.api = -1,
+                                    .range_rules = -1,
                                     .prompts = DEFAULT_REQUESTS,
                                     .input_len = 1024,
                                     .seed = -1,

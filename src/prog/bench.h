@@ -8,11 +8,24 @@
 
 enum {
     WEFT__BENCH_MAX_REQUESTS = 1 << 22,
+    WEFT__BENCH_MAX_ACTIVE = 65536,   /* requests running */
     WEFT__BENCH_MAX_EVENTS = 1 << 22, /* of a request */
     WEFT__BENCH_MAX_FILE = 1 << 30,   /* of a dataset or a result */
     WEFT__BENCH_SHOWN = 3,            /* error texts that are quoted */
     WEFT__METERS_MAX = 64,            /* GPUs and packages of a machine */
+    WEFT__SWEEP_MAX = 64,             /* loads of a sweep */
 };
+
+enum weft__bench_dataset {
+    WEFT__DATASET_RANDOM_IDS,
+    WEFT__DATASET_RANDOM,
+    WEFT__DATASET_PROMPTS,
+    WEFT__DATASET_SHAREGPT,
+    WEFT__DATASET_TURNS,
+    WEFT__DATASET_TRACE,
+};
+#define WEFT__BENCH_DATASETS "random-ids|random|prompts|sharegpt|multi-turn|trace"
+extern const char *const weft__bench_datasets[]; /* the same, one by one */
 
 enum weft__bench_api {
     WEFT__API_COMPLETIONS,
@@ -47,9 +60,13 @@ enum weft__bench_end {
 };
 
 struct weft__bench_options {
-    const char *url, *endpoint, *dataset, *dataset_path, *model, *tokenizer, *format, *ratio_mode;
+    const char *url, *dataset_path, *model, *tokenizer;
     const char *goodput, *output_file, *header, *extra_body, *tag, *sweep, *report, *thresholds,
         *powercap;
+    int64_t dataset;     /* enum weft__bench_dataset */
+    int64_t api;         /* enum weft__bench_api; -1 at first: by the URL */
+    int64_t rules;       /* enum weft__bench_rules, of definitions, table and arrivals */
+    int64_t range_rules; /* of lengths; -1 at first: the same */
     int64_t prompts, input_len, output_len, seed, concurrency, warmup, vocab, context_len,
         timeout_s;
     int64_t repeats, turns, prefix_len, prefix_groups;
@@ -60,10 +77,11 @@ struct weft__bench_options {
     const char *dir;     /* in-process: the model directory; NULL: there is a URL */
     weft_engine *engine; /* of it */
     const struct weft__profiles *profiles;
-    enum weft__bench_api api;
-    enum weft__bench_rules rules;       /* of definitions, table and arrivals */
-    enum weft__bench_rules range_rules; /* of lengths */
-    double goodput_ms[3];               /* ttft, tpot, e2el; 0: any */
+    double goodput_ms[3]; /* ttft, tpot, e2el; 0: any */
+    double
+        load_of[WEFT__SWEEP_MAX]; /* [loads] of the sweep, ascending: requests at once or rates */
+    int loads;
+    bool by_rate;
 };
 
 /* An event that brought output. */
@@ -99,7 +117,7 @@ struct weft__bench_request { /* owns what it points to */
     char error[200];
 };
 
-/* ---- data: what is asked, and when (bench_data.c) ---- */
+/* ---- random numbers (bench_random.c) ---- */
 
 /* MT19937, seeded and bounded as numpy's legacy generator and Python's random do. */
 struct weft__mt {
@@ -111,6 +129,10 @@ void weft__mt_seed_python(struct weft__mt *mt, uint32_t seed); /* random.seed */
 uint32_t weft__mt_next(struct weft__mt *mt);
 int64_t weft__mt_range(struct weft__mt *mt, int64_t low, int64_t high); /* numpy randint */
 double weft__mt_double(struct weft__mt *mt);                            /* [0, 1) */
+int64_t weft__mt_python_below(struct weft__mt *mt, uint32_t n); /* random.randrange, n >= 1 */
+double weft__mt_gamma(struct weft__mt *mt, double shape);
+
+/* ---- data: what is asked, and when (bench_data.c) ---- */
 
 struct weft__bench_data {
     struct weft__bench_request *request;
@@ -120,9 +142,10 @@ struct weft__bench_data {
     struct weft__mt mt; /* arrivals are drawn after the data */
 };
 
-struct weft__tokenizer; /* NULL: there is none */
+struct weft__tokenizer;
 struct weft__watch;
 struct weft__profiles;
+/* tok NULL: there is none. */
 WEFT_CHECKED weft_status weft__bench_data_make(const struct weft__bench_options *o,
                                                const struct weft__tokenizer *tok,
                                                struct weft__bench_data *out, weft_error *err);
@@ -155,7 +178,8 @@ WEFT_CHECKED weft_status weft__bench_load_engine(const struct weft__bench_option
                                                  struct weft__bench_run *run, weft_error *err);
 /* GET of a path of the server; *http is the status. */
 WEFT_CHECKED weft_status weft__bench_get(const struct weft__bench_options *o, const char *path,
-                                         struct weft__buf *body, long *http, weft_error *err);
+                                         long timeout_ms, struct weft__buf *body, long *http,
+                                         weft_error *err);
 /* The first model id of /v1/models; caller frees. */
 WEFT_CHECKED weft_status weft__bench_model(const struct weft__bench_options *o, char **out,
                                            weft_error *err);
@@ -302,7 +326,6 @@ struct weft__judged {
 extern const struct weft__thresholds weft__thresholds_default;
 void weft__judge(const struct weft__evidence *e, const struct weft__thresholds *t,
                  struct weft__judged *out);
-double weft__evidence_wait_share(const struct weft__evidence *e); /* of step time */
 json_t *weft__thresholds_json(const struct weft__thresholds *t);
 
 /* What `weft bench calibrate` measured, watts. */

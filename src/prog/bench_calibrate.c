@@ -63,7 +63,7 @@ static void *team_main(void *arg)
 /* ---- one load beside the meters ---- */
 
 struct job { /* a GPU's load, on a thread: it blocks */
-    const char *name;
+    const char *uuid;
     enum phase phase;
     uint64_t ns;
     weft_status status;
@@ -75,7 +75,7 @@ static void *job_main(void *arg)
     static const enum weft__load loads[] = {0, WEFT__LOAD_SPIN, WEFT__LOAD_MEMORY,
                                             WEFT__LOAD_COMPUTE};
     struct job *job = arg;
-    job->status = weft__cuda_run_load(job->name, loads[job->phase], job->ns, &job->err);
+    job->status = weft__cuda_run_load(job->uuid, loads[job->phase], job->ns, &job->err);
     return NULL;
 }
 
@@ -104,7 +104,7 @@ static void read_through(struct weft__power *power, int meter, double settle, do
 static weft_status measure_gpu(struct weft__power *power, int meter, enum phase phase,
                                double seconds, struct weft__evidence *out, weft_error *err)
 {
-    struct job job = {.name = weft__power_meter(power, meter)->name,
+    struct job job = {.uuid = weft__power_meter(power, meter)->id,
                       .phase = phase,
                       .ns = (uint64_t)((settle_of(seconds) + seconds + 2) * 1e9)};
     pthread_t thread;

@@ -1,5 +1,4 @@
 /* What is asked and when: datasets, lengths and arrivals by either vendor's rules. */
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,100 +8,8 @@
 #include "bench.h"
 #include "token/token.h"
 
-/* ---- MT19937 (Matsumoto and Nishimura 1998) ---- */
-
-enum { MT_N = 624, MT_M = 397 };
-
-void weft__mt_seed(struct weft__mt *mt, uint32_t seed)
-{
-    mt->state[0] = seed;
-    for (uint32_t i = 1; i < MT_N; i++)
-        mt->state[i] = 1812433253u * (mt->state[i - 1] ^ (mt->state[i - 1] >> 30)) + i;
-    mt->at = MT_N;
-}
-
-/* init_by_array of one word. */
-void weft__mt_seed_python(struct weft__mt *mt, uint32_t seed)
-{
-    uint32_t *s = mt->state, i = 1;
-    weft__mt_seed(mt, 19650218u);
-    for (int k = 0; k < MT_N; k++) {
-        s[i] = (s[i] ^ ((s[i - 1] ^ (s[i - 1] >> 30)) * 1664525u)) + seed;
-        if (++i == MT_N) s[0] = s[MT_N - 1], i = 1;
-    }
-    for (int k = 0; k < MT_N - 1; k++) {
-        s[i] = (s[i] ^ ((s[i - 1] ^ (s[i - 1] >> 30)) * 1566083941u)) - i;
-        if (++i == MT_N) s[0] = s[MT_N - 1], i = 1;
-    }
-    s[0] = 0x80000000u;
-    mt->at = MT_N;
-}
-
-uint32_t weft__mt_next(struct weft__mt *mt)
-{
-    uint32_t *s = mt->state;
-    if (mt->at == MT_N) {
-        for (int i = 0; i < MT_N; i++) {
-            uint32_t y = (s[i] & 0x80000000u) | (s[(i + 1) % MT_N] & 0x7fffffffu);
-            s[i] = s[(i + MT_M) % MT_N] ^ (y >> 1) ^ ((y & 1) != 0 ? 0x9908b0dfu : 0);
-        }
-        mt->at = 0;
-    }
-    uint32_t y = s[mt->at++];
-    y ^= y >> 11;
-    y ^= (y << 7) & 0x9d2c5680u;
-    y ^= (y << 15) & 0xefc60000u;
-    return y ^ (y >> 18);
-}
-
-/* Integers in [low, high), by masked rejection as numpy's legacy randint draws them. */
-int64_t weft__mt_range(struct weft__mt *mt, int64_t low, int64_t high)
-{
-    uint32_t most = (uint32_t)(high - 1 - low), mask = most, value;
-    if (most == 0) return low;
-    for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;
-    do value = weft__mt_next(mt) & mask;
-    while (value > most);
-    return low + value;
-}
-
-double weft__mt_double(struct weft__mt *mt)
-{
-    uint32_t a = weft__mt_next(mt) >> 5, b = weft__mt_next(mt) >> 6;
-    return (a * 67108864.0 + b) / 9007199254740992.0;
-}
-
-/* Python's random.randrange(n), n >= 1. */
-static int64_t python_below(struct weft__mt *mt, uint32_t n)
-{
-    int bits = 32 - __builtin_clz(n);
-    uint32_t value;
-    do value = weft__mt_next(mt) >> (32 - bits);
-    while (value >= n);
-    return value;
-}
-
-static double exponential(struct weft__mt *mt) { return -log(1 - weft__mt_double(mt)); }
-
-static double normal(struct weft__mt *mt)
-{
-    double radius = sqrt(2 * exponential(mt));
-    return radius * cos(2 * 3.14159265358979323846 * weft__mt_double(mt));
-}
-
-/* Marsaglia and Tsang 2000; a shape below 1 by the power of a uniform number. */
-static double gamma_of(struct weft__mt *mt, double shape)
-{
-    if (shape == 1) return exponential(mt);
-    double boost = shape < 1 ? pow(1 - weft__mt_double(mt), 1 / shape) : 1;
-    double d = (shape < 1 ? shape + 1 : shape) - 1.0 / 3, c = 1 / sqrt(9 * d);
-    for (;;) {
-        double x = normal(mt), v = 1 + c * x;
-        v = v * v * v;
-        if (v > 0 && log(1 - weft__mt_double(mt)) < 0.5 * x * x + d - d * v + d * log(v))
-            return boost * d * v;
-    }
-}
+const char *const weft__bench_datasets[] = {"random-ids", "random",     "prompts",
+                                            "sharegpt",   "multi-turn", "trace"};
 
 /* ---- one request ---- */
 
@@ -305,10 +212,10 @@ static weft_status need_vocab(const struct maker *m)
     if (m->tok == NULL && m->o->vocab == 0)
         return weft__fail(m->err, WEFT_INVALID,
                           "%s needs --tokenizer MODEL, or --vocab N to send ids below N",
-                          m->o->dataset);
+                          weft__bench_datasets[m->o->dataset]);
     if (m->tok == NULL && m->o->api == WEFT__API_CHAT && m->o->dir == NULL)
         return weft__fail(m->err, WEFT_INVALID, "%s needs --tokenizer MODEL for chat",
-                          m->o->dataset);
+                          weft__bench_datasets[m->o->dataset]);
     return WEFT_OK;
 }
 
@@ -602,7 +509,7 @@ static weft_status make_sharegpt(struct maker *m, const char *text, size_t len)
 {
     json_error_t error;
     int64_t *lens = NULL;
-    if (strcmp(m->o->dataset, "random") == 0)
+    if (m->o->dataset == WEFT__DATASET_RANDOM)
         WEFT__TRY(draw_lengths(m, m->o->prompts, false, &lens));
     weft_status status = WEFT_OK;
     json_t *all = json_loadb(text, len, 0, &error);
@@ -625,7 +532,7 @@ static weft_status make_sharegpt(struct maker *m, const char *text, size_t len)
             m->data->broken++;
     }
     for (size_t i = count; status == WEFT_OK && i-- > 1;) { /* random.shuffle */
-        int64_t j = python_below(&m->python, (uint32_t)i + 1);
+        int64_t j = weft__mt_python_below(&m->python, (uint32_t)i + 1);
         const json_t *swap = entry[i];
         entry[i] = entry[j];
         entry[j] = swap;
@@ -704,44 +611,26 @@ static weft_status make_trace(struct maker *m, const char *text, size_t len)
     return status;
 }
 
-/* A file, a pipe, or with "-" standard input. */
-static weft_status read_all(const char *path, struct weft__buf *text, weft_error *err)
-{
-    char piece[65536];
-    size_t got;
-    FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
-    if (file == NULL) return weft__fail(err, WEFT_IO, "%.200s: %s", path, strerror(errno));
-    while ((got = fread(piece, 1, sizeof piece, file)) > 0) weft__buf_append(text, piece, got);
-    weft_status status = WEFT_OK;
-    if (ferror(file))
-        status = weft__fail(err, WEFT_IO, "%.200s: %s", path, strerror(errno));
-    else if (text->failed)
-        status = weft__fail(err, WEFT_TOO_LONG, "%.200s: more than %d MiB, or memory is out", path,
-                            WEFT__BENCH_MAX_FILE >> 20);
-    if (file != stdin) (void)fclose(file);
-    return status;
-}
-
 static weft_status make_file(struct maker *m)
 {
     struct weft__buf text;
-    const char *set = m->o->dataset, *path = m->o->dataset_path;
-    if (path == NULL)
-        return weft__fail(m->err, WEFT_INVALID, "--dataset-name %s needs --dataset-path FILE", set);
-    if (strcmp(set, "sharegpt") == 0 && m->tok == NULL && m->o->output_len == 0)
+    int64_t set = m->o->dataset;
+    if (m->o->dataset_path == NULL)
+        return weft__fail(m->err, WEFT_INVALID, "--dataset-name %s needs --dataset-path FILE",
+                          weft__bench_datasets[set]);
+    if (set == WEFT__DATASET_SHAREGPT && m->tok == NULL && m->o->output_len == 0)
         return weft__fail(m->err, WEFT_INVALID,
                           "sharegpt needs --tokenizer MODEL to measure its answers, or "
                           "--random-output-len N");
-    if (strcmp(set, "random") == 0 && m->tok == NULL)
+    if (set == WEFT__DATASET_RANDOM && m->tok == NULL)
         return weft__fail(m->err, WEFT_INVALID,
                           "random repeats text by tokens: it needs --tokenizer MODEL");
     weft__buf_init(&text, WEFT__BENCH_MAX_FILE);
-    weft_status status = read_all(path, &text, m->err);
-    const char *data = text.data != NULL ? text.data : "";
+    weft_status status = weft__read_input(m->o->dataset_path, &text, m->err);
     if (status == WEFT_OK)
-        status = strcmp(set, "prompts") == 0 ? make_lines(m, data, text.len)
-                 : strcmp(set, "trace") == 0 ? make_trace(m, data, text.len)
-                                             : make_sharegpt(m, data, text.len);
+        status = set == WEFT__DATASET_PROMPTS ? make_lines(m, text.data, text.len)
+                 : set == WEFT__DATASET_TRACE ? make_trace(m, text.data, text.len)
+                                              : make_sharegpt(m, text.data, text.len);
     weft__buf_free(&text);
     return status;
 }
@@ -755,11 +644,11 @@ void weft__bench_set_arrivals(const struct weft__bench_options *o, struct weft__
     struct weft__mt mt = data->mt;
     bool vllm = o->rules == WEFT__RULES_VLLM;
     int64_t count = data->count;
-    if (isinf(o->rate) || strcmp(o->dataset, "trace") == 0) return; /* it has its own */
+    if (isinf(o->rate)) return;                             /* all at once, or when a trace says */
     if (vllm) weft__mt_seed(&mt, (uint32_t)o->seed);        /* its prompts use another generator */
     double at = 0, scale = 1e9 / (o->rate * o->burstiness); /* ns */
     for (int64_t i = 0; i < count; i++) {
-        double gap = gamma_of(&mt, o->burstiness) * scale;
+        double gap = weft__mt_gamma(&mt, o->burstiness) * scale;
         data->request[i].at_ns = (uint64_t)(vllm ? at + gap : at);
         at += gap;
     }
@@ -788,9 +677,9 @@ weft_status weft__bench_data_make(const struct weft__bench_options *o,
                                 m.extra == NULL ? ": " : "", m.extra == NULL ? error.text : "");
     }
     if (status == WEFT_OK)
-        status = strcmp(o->dataset, "random-ids") == 0   ? make_random_ids(&m)
-                 : strcmp(o->dataset, "multi-turn") == 0 ? make_turns(&m)
-                                                         : make_file(&m);
+        status = o->dataset == WEFT__DATASET_RANDOM_IDS ? make_random_ids(&m)
+                 : o->dataset == WEFT__DATASET_TURNS    ? make_turns(&m)
+                                                        : make_file(&m);
     json_decref(m.extra);
     if (status == WEFT_OK) {
         data.mt = m.numpy;

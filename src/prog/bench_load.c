@@ -336,7 +336,7 @@ static size_t append_bytes(char *bytes, size_t size, size_t count, void *arg)
     return buf->failed ? 0 : size * count;
 }
 
-weft_status weft__bench_get(const struct weft__bench_options *o, const char *path,
+weft_status weft__bench_get(const struct weft__bench_options *o, const char *path, long timeout_ms,
                             struct weft__buf *body, long *http, weft_error *err)
 {
     char url[2048];
@@ -355,7 +355,7 @@ weft_status weft__bench_get(const struct weft__bench_options *o, const char *pat
     (void)curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
     (void)curl_easy_setopt(easy, CURLOPT_PROXY, "");
     (void)curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
-    (void)curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, 10000L);
+    (void)curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, timeout_ms);
     CURLcode code = curl_easy_perform(easy);
     (void)curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, http);
     if (code != CURLE_OK)
@@ -371,7 +371,7 @@ weft_status weft__bench_model(const struct weft__bench_options *o, char **out, w
     struct weft__buf body;
     long http = 0;
     weft__buf_init(&body, 16 << 20);
-    weft_status status = weft__bench_get(o, "/v1/models", &body, &http, err);
+    weft_status status = weft__bench_get(o, "/v1/models", 10000, &body, &http, err);
     if (status == WEFT_OK) {
         json_t *answer = body.data != NULL ? json_loadb(body.data, body.len, 0, NULL) : NULL;
         const char *id = json_string_value(

@@ -6,7 +6,7 @@
 
 #include "bench.h"
 
-enum { MAX_ACTIVE = 65536, PROGRESS_NS = 200000000 };
+enum { PROGRESS_NS = 200000000 };
 
 static uint64_t cpu_ns(void)
 {
@@ -17,7 +17,7 @@ static uint64_t cpu_ns(void)
 
 int64_t weft__pace_limit(const struct weft__bench_options *o, const struct weft__bench_run *run)
 {
-    int64_t most = weft__min(run->count, MAX_ACTIVE);
+    int64_t most = weft__min(run->count, WEFT__BENCH_MAX_ACTIVE);
     return o->concurrency > 0 ? weft__min(o->concurrency, most) : most;
 }
 

@@ -451,8 +451,8 @@ static void print_notes(const struct weft__bench_options *o, const struct weft__
 {
     double d = res->duration_s > 0 ? res->duration_s : 1;
     (void)printf("Peak by tokens:  %.2f tok/s (the row above counts events)\n", res->peak_tokens);
-    if (strcmp(o->dataset, "sharegpt") != 0 && strcmp(o->dataset, "trace") != 0 &&
-        strcmp(o->dataset, "prompts") != 0)
+    if (o->dataset != WEFT__DATASET_SHAREGPT && o->dataset != WEFT__DATASET_TRACE &&
+        o->dataset != WEFT__DATASET_PROMPTS)
         (void)printf("Lengths:         %s's rule of range ratio %g: %lld tokens in, %lld out\n",
                      rule_names[o->range_rules], o->range_ratio, (long long)res->input,
                      (long long)res->output[WEFT__RULES_SGLANG]);
@@ -546,7 +546,7 @@ static void put_setup(json_t *object, const struct weft__bench_options *o,
     put_text(object, "date", date);
     put_text(object, "tag", o->tag);
     put_text(object, "backend", backend_of(o));
-    put_text(object, "dataset_name", o->dataset);
+    put_text(object, "dataset_name", weft__bench_datasets[o->dataset]);
     put_text(object, "model_id", o->model);
     put_text(object, "tokenizer_id", o->tokenizer);
     put_int(object, "num_prompts", data->count);
@@ -558,7 +558,7 @@ static void put_setup(json_t *object, const struct weft__bench_options *o,
     (void)json_object_set_new(object, "max_concurrency",
                               o->concurrency > 0 ? json_integer((json_int_t)o->concurrency)
                                                  : json_null());
-    if (strcmp(o->dataset, "random-ids") != 0) return;
+    if (o->dataset != WEFT__DATASET_RANDOM_IDS) return;
     put_int(object, "random_input_len", o->input_len);
     put_int(object, "random_output_len", o->output_len);
     put_real(object, "random_range_ratio", o->range_ratio);

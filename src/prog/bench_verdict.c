@@ -64,7 +64,7 @@ static const char *power_confidence(const struct weft__evidence *e, const struct
 
 /* ---- from steps ---- */
 
-double weft__evidence_wait_share(const struct weft__evidence *e)
+static double wait_share(const struct weft__evidence *e)
 {
     double step = e->compute_s + e->moving_s + e->waiting_s;
     return step > 0 ? (e->moving_s + e->waiting_s) / step : 0;
@@ -78,14 +78,13 @@ static enum weft__verdict by_steps(const struct weft__evidence *e)
     if (stalled && !(busy < BUSY_FROM)) return WEFT__VERDICT_SPINNING;
     if (step + e->sampling_s < IDLE_BELOW / 100 * e->wall_s) return WEFT__VERDICT_IDLE;
     if (e->throttled >= THROTTLED_FROM) return WEFT__VERDICT_THROTTLED;
-    return weft__evidence_wait_share(e) >= STARVED_FROM ? WEFT__VERDICT_STARVED
-                                                        : WEFT__VERDICT_WORKING;
+    return wait_share(e) >= STARVED_FROM ? WEFT__VERDICT_STARVED : WEFT__VERDICT_WORKING;
 }
 
 static const char *step_confidence(const struct weft__evidence *e, enum weft__verdict verdict)
 {
     bool close = (verdict == WEFT__VERDICT_STARVED || verdict == WEFT__VERDICT_WORKING) &&
-                 fabs(weft__evidence_wait_share(e) - STARVED_FROM) < 0.1;
+                 fabs(wait_share(e) - STARVED_FROM) < 0.1;
     if (verdict == WEFT__VERDICT_IDLE || verdict == WEFT__VERDICT_SPINNING)
         return e->wall_s >= 10 ? "high" : "medium";
     if (e->steps < 3) return "low";
@@ -132,8 +131,7 @@ weft_status weft__profiles_load(const char *path, struct weft__profiles *out, we
     size_t i;
     *out = (struct weft__profiles){0};
     bool good = json_is_array(list) && json_array_size(list) <= WEFT__METERS_MAX;
-    json_array_foreach(list, i, entry)
-    {
+    json_array_foreach (list, i, entry) {
         if (!good) break;
         struct weft__profile *p = &out->profile[out->count++];
         const char *name;

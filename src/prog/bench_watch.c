@@ -11,6 +11,8 @@
 enum {
     TICK_NS = 100000000,
     PROGRESS_EVERY = 10, /* ticks */
+    ASK_MS = 300,        /* then a slow server is let be: the meters are not read meanwhile */
+    ASK_FIRST_MS = 2000, /* and for the last time: these two are what the differences are made of */
     MAX_POINTS = 4096,   /* then every second one goes */
     MAX_METRICS = 64 << 20,
 };
@@ -100,14 +102,16 @@ static void take_sample(struct weft__progress *p, const char *line, const char *
         p->running = value;
 }
 
-static bool ask_server(const struct weft__bench_options *o, struct weft__progress *out)
+static bool ask_server(const struct weft__bench_options *o, long timeout_ms,
+                       struct weft__progress *out)
 {
     struct weft__buf body;
     weft_error err;
     long http = 0;
     *out = (struct weft__progress){0};
     weft__buf_init(&body, MAX_METRICS);
-    bool good = weft__bench_get(o, "/metrics", &body, &http, &err) == WEFT_OK && http == 200;
+    bool good =
+        weft__bench_get(o, "/metrics", timeout_ms, &body, &http, &err) == WEFT_OK && http == 200;
     for (const char *at = body.data, *end = at + body.len; good && at < end;) {
         const char *newline = memchr(at, '\n', (size_t)(end - at));
         const char *stop = newline != NULL ? newline : end;
@@ -144,17 +148,17 @@ static void ask_engine(weft_engine *engine, struct weft__progress *out)
     }
 }
 
-static void ask(struct weft__watch *w)
+static void ask(struct weft__watch *w, long timeout_ms)
 {
     struct weft__progress now;
-    bool good = true;
+    bool good = true, first = w->begin_ns == 0;
+    if (!first && !w->known) return;
     if (w->o->engine != NULL)
         ask_engine(w->o->engine, &now);
     else
-        good = ask_server(w->o, &now);
-    bool first = w->begin_ns == 0;
+        good = ask_server(w->o, timeout_ms, &now);
     if (first) w->known = good;
-    if (!good || !w->known) return; /* one that is missed shows nothing */
+    if (!good) return; /* one that is missed shows nothing */
     if (first) w->first = now;
     if (first || now.rank[0].steps != w->last.rank[0].steps || now.running == 0)
         w->since_s = now.clock_s;
@@ -215,7 +219,7 @@ static void *watch_main(void *arg)
         if (w->stopping) break;
         (void)pthread_mutex_unlock(&w->mutex);
         read_meters(w, false);
-        if (tick % PROGRESS_EVERY == 0) ask(w);
+        if (tick % PROGRESS_EVERY == 0) ask(w, ASK_MS);
         (void)pthread_mutex_lock(&w->mutex);
     }
     (void)pthread_mutex_unlock(&w->mutex);
@@ -242,7 +246,7 @@ weft_status weft__watch_start(const struct weft__bench_options *o, struct weft__
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     (void)pthread_cond_init(&w->wake, &attr);
     (void)pthread_condattr_destroy(&attr);
-    ask(w);
+    ask(w, ASK_FIRST_MS);
     w->begin_ns = weft__now_ns();
     read_meters(w, true);
     if (pthread_create(&w->thread, NULL, watch_main, w) != 0) {
@@ -262,7 +266,7 @@ void weft__watch_stop(struct weft__watch *w)
     (void)pthread_mutex_unlock(&w->mutex);
     (void)pthread_join(w->thread, NULL);
     read_meters(w, false);
-    ask(w);
+    ask(w, ASK_FIRST_MS);
 }
 
 void weft__watch_free(struct weft__watch *w)

@@ -30,10 +30,9 @@ static void print_help(const struct weft__command_line *line)
     (void)printf("usage: weft %s %s [OPTION]...\n\n%s\n\n", line->command, line->synopsis,
                  line->about);
     for (const struct weft__option *o = line->options; o->kind != WEFT__OPTION_END; o++) {
-        char name[64];
-        (void)snprintf(name, sizeof name, "--%s%s%s", o->name, o->value != NULL ? " " : "",
-                       o->value != NULL ? o->value : "");
-        (void)printf("  %-26s %s\n", name, o->help);
+        int used = printf("  --%s%s%s", o->name, o->value != NULL ? " " : "",
+                          o->value != NULL ? o->value : "");
+        (void)printf("%*s %s\n", (int)weft__max(28 - used, 0), "", o->help);
     }
     (void)printf("  %-26s %s\n", "--help", "this text");
 }
@@ -161,19 +160,26 @@ bool weft__command_line_parse(struct weft__command_line *line, int argc, char **
     return true;
 }
 
-weft_status weft__read_stdin(struct weft__buf *text, weft_error *err)
+weft_status weft__read_input(const char *path, struct weft__buf *text, weft_error *err)
 {
     char piece[65536];
     size_t got;
+    bool piped = path == NULL || strcmp(path, "-") == 0;
+    const char *name = piped ? "standard input" : path;
+    FILE *file = piped ? stdin : fopen(path, "re");
+    weft_status status = WEFT_OK;
+    if (file == NULL) return weft__fail(err, WEFT_IO, "%.200s: %s", name, strerror(errno));
+    weft__buf_puts(text, ""); /* so that of no input there is a text, too */
     /* Not another read after the end: on a terminal that would wait for a second one. */
-    while (!text->failed && !feof(stdin) && (got = fread(piece, 1, sizeof piece, stdin)) > 0)
+    while (!text->failed && !feof(file) && (got = fread(piece, 1, sizeof piece, file)) > 0)
         weft__buf_append(text, piece, got);
-    if (ferror(stdin))
-        return weft__fail(err, WEFT_IO, "standard input cannot be read: %s", strerror(errno));
-    if (text->failed)
-        return weft__fail(err, WEFT_TOO_LONG, "standard input is longer than %zu MiB",
-                          text->max >> 20);
-    return WEFT_OK;
+    if (ferror(file))
+        status = weft__fail(err, WEFT_IO, "%.200s: %s", name, strerror(errno));
+    else if (text->failed)
+        status = weft__fail(err, WEFT_TOO_LONG, "%.200s: longer than %zu MiB, or memory is out",
+                            name, text->max >> 20);
+    if (!piped) (void)fclose(file);
+    return status;
 }
 
 /* ---- loading ---- */

@@ -5,7 +5,7 @@
 
 #include "prog.h"
 
-enum { DEFAULT_WINDOW = 1024, MAX_FILE = WEFT__MAX_TEXT };
+enum { DEFAULT_WINDOW = 1024 };
 
 struct score {
     int64_t tokens, scored, window;
@@ -85,12 +85,10 @@ static weft_status read_ids(const struct request *request, const struct weft__to
                             struct weft__ids *ids, weft_error *err)
 {
     struct weft__buf input;
-    weft__buf_init(&input, MAX_FILE);
-    weft_status status = request->file != NULL ? weft__read_file(request->file, MAX_FILE,
-                                                                 &input.data, &input.len, err)
-                                               : weft__read_stdin(&input, err);
+    weft__buf_init(&input, WEFT__MAX_TEXT);
+    weft_status status = weft__read_input(request->file, &input, err);
     if (status == WEFT_OK)
-        status = weft__tokenizer_encode(tokenizer, input.len > 0 ? input.data : "", input.len,
+        status = weft__tokenizer_encode(tokenizer, input.data, input.len,
                                         WEFT__ADD_SPECIAL | WEFT__PARSE_SPECIAL, ids, err);
     weft__buf_free(&input);
     if (status == WEFT_OK && ids->len < 2)

@@ -126,8 +126,8 @@ bool weft__ranks_start(const char *command, const char *dir, struct weft__engine
 /* With a progress bar when stderr is a terminal. */
 weft_engine_options weft__engine_options_of(const struct weft__engine_flags *flags);
 
-/* Appends all of standard input. */
-weft_status weft__read_stdin(struct weft__buf *text, weft_error *err);
+/* Appends all of a file or pipe; NULL or "-": of standard input. */
+weft_status weft__read_input(const char *path, struct weft__buf *text, weft_error *err);
 
 /* Which rank holds what, on stderr. */
 weft_status weft__print_plan(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,

@@ -9,7 +9,7 @@
 
 #include "prog.h"
 
-enum { MAX_INPUT = 64 << 20, MAX_TURNS = 4096, MAX_WORKERS = 64 };
+enum { TOP_K_DEFAULT = -2, MAX_INPUT = 64 << 20, MAX_TURNS = 4096, MAX_WORKERS = 64 };
 
 struct run {
     struct weft__engine_flags engine_flags;
@@ -28,7 +28,7 @@ static weft_generation generation_of(const struct run *run)
     g.max_tokens = run->max_tokens;
     g.temperature = run->temperature;
     g.top_p = run->top_p;
-    g.top_k = run->top_k;
+    g.top_k = run->top_k == -1 ? 0 : run->top_k; /* as the server takes it */
     g.min_p = run->min_p;
     g.repetition_penalty = run->repetition_penalty;
     g.seed = (uint64_t)run->seed;
@@ -244,26 +244,13 @@ static int run_lines(struct run *run, char *text, size_t len)
 
 static int run_file(struct run *run)
 {
-    struct weft__buf input; /* of standard input */
-    char *text;
-    size_t len;
+    struct weft__buf input;
     weft_error err;
-    weft_status result;
     weft__buf_init(&input, MAX_INPUT);
-    if (strcmp(run->prompts, "-") == 0) {
-        weft__buf_puts(&input, ""); /* so that no input is not NULL */
-        result = weft__read_stdin(&input, &err);
-        text = input.data;
-        len = input.len;
-    } else {
-        result = weft__read_file(run->prompts, MAX_INPUT, &text, &len, &err);
-    }
-    if (result != WEFT_OK) {
-        weft__buf_free(&input);
-        return weft__report("run", &err);
-    }
-    int status = run_lines(run, text, len);
-    free(text);
+    int status = weft__read_input(run->prompts, &input, &err) == WEFT_OK
+                     ? run_lines(run, input.data, input.len)
+                     : weft__report("run", &err);
+    weft__buf_free(&input);
     return status;
 }
 
@@ -347,7 +334,7 @@ static int run_stdin(struct run *run)
     struct weft__buf text;
     weft_error err;
     weft__buf_init(&text, MAX_INPUT);
-    weft_status result = weft__read_stdin(&text, &err);
+    weft_status result = weft__read_input(NULL, &text, &err);
     if (text.len > 0 && text.data[text.len - 1] == '\n') text.data[--text.len] = '\0';
     if (result == WEFT_OK && text.len > 0 && strlen(text.data) != text.len)
         result =
@@ -397,7 +384,7 @@ int weft__cmd_run(int argc, char **argv)
 {
     struct run run = {.temperature = -1,
                       .top_p = -1,
-                      .top_k = -1,
+                      .top_k = TOP_K_DEFAULT,
                       .min_p = -1,
                       .repetition_penalty = -1,
                       .seed = (int64_t)(weft__now_ns() & INT32_MAX)};
@@ -408,8 +395,8 @@ int weft__cmd_run(int argc, char **argv)
         {WEFT__OPTION_DOUBLE, "temperature", &run.temperature, 0, 100, "T",
          "0 is greedy (the model's default, else 1)"},
         {WEFT__OPTION_DOUBLE, "top-p", &run.top_p, 0, 1, "P", "keep the likeliest P of the mass"},
-        {WEFT__OPTION_INT, "top-k", &run.top_k, 0, INT32_MAX, "K",
-         "keep the K likeliest; 0 is off"},
+        {WEFT__OPTION_INT, "top-k", &run.top_k, -1, INT32_MAX, "K",
+         "keep the K likeliest; 0 or -1: off"},
         {WEFT__OPTION_DOUBLE, "min-p", &run.min_p, 0, 1, "P", "drop below P of the likeliest"},
         {WEFT__OPTION_DOUBLE, "repetition-penalty", &run.repetition_penalty, 0.001, 10, "R",
          "above 1: fewer repeats"},

@@ -12,6 +12,8 @@
 #include "base/numerics.h"
 #include "prog.h"
 
+enum { MAX_HEADER = 100 << 20 }; /* readers of safetensors take no more */
+
 /* Published configurations (models.md has their sources). */
 static const struct {
     const char *name, *config;
@@ -252,11 +254,12 @@ static bool write_tensor(FILE *file, const struct tensor *t, uint64_t seed)
     return true;
 }
 
-static bool write_header(FILE *file, const struct synth *s)
+static weft_status write_header(FILE *file, const char *path, const struct synth *s,
+                                weft_error *err)
 {
     static const char *const dtype[] = {"BF16", "F32", "BF16", "U8", "F8_E4M3", "F32"};
     struct weft__buf header;
-    weft__buf_init(&header, 100 << 20);
+    weft__buf_init(&header, MAX_HEADER);
     weft__buf_puts(&header, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (size_t i = 0, at = 0, end; i < s->count; i++, at = end) {
         const struct tensor *t = &s->tensor[i];
@@ -270,10 +273,17 @@ static bool write_header(FILE *file, const struct synth *s)
     weft__buf_puts(&header, "}");
     while (header.len % 8 != 0 && !header.failed) weft__buf_puts(&header, " ");
     uint64_t len = header.len;
-    bool written = !header.failed && fwrite(&len, sizeof len, 1, file) == 1 &&
-                   fwrite(header.data, 1, header.len, file) == header.len;
+    weft_status status = WEFT_OK;
+    if (header.failed)
+        status = weft__fail(err, WEFT_TOO_LONG,
+                            "%s: %zu tensors need a header of more than %d MiB, or memory is out; "
+                            "ask for fewer --layers or --experts",
+                            path, s->count, MAX_HEADER >> 20);
+    else if (fwrite(&len, sizeof len, 1, file) != 1 ||
+             fwrite(header.data, 1, header.len, file) != header.len)
+        status = weft__fail(err, WEFT_IO, "%s: %s", path, strerror(errno));
     weft__buf_free(&header);
-    return written;
+    return status;
 }
 
 /* ---- the configuration ---- */
@@ -286,16 +296,16 @@ static void set_count(json_t *config, const char *const *names, int64_t value)
             (void)json_object_set_new(config, *names, json_integer(value));
 }
 
-/* Fewer layers: shorter lists, and at least one layer of experts stays. */
+/* Fewer layers: lists with an entry a layer become shorter, and one layer of experts stays. */
 static void set_layers(json_t *config, int64_t layers)
 {
     const char *key;
     json_t *value, *before = json_object_get(config, "num_hidden_layers");
     json_int_t old = json_integer_value(before);
     if (layers == 0) return;
-    json_object_foreach(config, key, value)
-    {
-        while (json_array_size(value) > (size_t)layers && (json_int_t)json_array_size(value) <= old)
+    json_object_foreach (config, key, value) {
+        if ((json_int_t)json_array_size(value) != old) continue;
+        while (json_array_size(value) > (size_t)layers)
             (void)json_array_remove(value, json_array_size(value) - 1);
     }
     json_t *dense = json_object_get(config, "first_k_dense_replace");
@@ -331,13 +341,14 @@ static weft_status write_weights(struct synth *s, const char *path, weft_error *
 {
     FILE *file = fopen(path, "wbxe");
     if (file == NULL) return weft__fail(err, WEFT_IO, "%s: %s", path, strerror(errno));
-    bool good = write_header(file, s);
-    for (size_t i = 0; good && i < s->count; i++) good = write_tensor(file, &s->tensor[i], i + 1);
-    good = fclose(file) == 0 && good;
-    if (good) return WEFT_OK;
-    int why = errno;
-    (void)unlink(path);
-    return weft__fail(err, WEFT_IO, "%s: %s", path, strerror(why));
+    weft_status status = write_header(file, path, s, err);
+    for (size_t i = 0; status == WEFT_OK && i < s->count; i++)
+        if (!write_tensor(file, &s->tensor[i], i + 1))
+            status = weft__fail(err, WEFT_IO, "%s: %s", path, strerror(errno));
+    if (fclose(file) != 0 && status == WEFT_OK)
+        status = weft__fail(err, WEFT_IO, "%s: %s", path, strerror(errno));
+    if (status != WEFT_OK) (void)unlink(path);
+    return status;
 }
 
 static weft_status run(struct synth *s, const char *dir, weft_error *err)

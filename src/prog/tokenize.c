@@ -123,7 +123,7 @@ static weft_status run(struct tokenize *t, const char *model, const char *text, 
     WEFT__TRY(open_tokenizer(model, &t->tokenizer, err));
     weft__buf_init(&input, WEFT__MAX_TEXT);
     weft__buf_puts(&input, text != NULL ? text : "");
-    weft_status status = text != NULL ? WEFT_OK : weft__read_stdin(&input, err);
+    weft_status status = text != NULL ? WEFT_OK : weft__read_input(NULL, &input, err);
     if (status == WEFT_OK)
         status = t->decode ? decode(t, input.data, input.len, err)
                            : encode(t, input.data, input.len, err);

