@@ -227,7 +227,8 @@ static weft_status act(weft_comm *comm, int rank, void *arg, weft_error *err)
         case KILLED_OUTSIDE:
         case STOPPED:
             for (;;) (void)pause();
-        case ABORTED:
+        case ABORTED: /* once nobody is left in the sums above */
+            while (atomic_load(&scene->shared->ready) < RANKS) sleep_ms(1);
             weft_comm_abort(comm, "no memory for layer 3");
             break;
         case DELAYED:
