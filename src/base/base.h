@@ -177,6 +177,10 @@ uint32_t weft__meeting_lost(const struct weft__meeting *meeting);
 /* "1, 3" */
 const char *weft__rank_names(uint32_t ranks, char text[WEFT__RANK_NAMES]);
 
+/* How opening ends when ranks stay away: a mask of those that have joined. */
+weft_status weft__fail_missing(int rank, uint32_t joined, int size, uint32_t timeout_ms,
+                               weft_error *err);
+
 /* ---- files ---- */
 
 /* The whole of a regular file of at most max bytes, NUL-terminated; caller frees. Refuses FIFOs,

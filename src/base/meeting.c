@@ -126,13 +126,18 @@ static bool receive_message(int from, void *bytes, size_t len, int *fds, int *fd
 
 static uint32_t all_of(int size) { return (1u << size) - 1; }
 
-static weft_status fail_missing(const struct weft__meeting *m, uint32_t joined, weft_error *err)
+weft_status weft__fail_missing(int rank, uint32_t joined, int size, uint32_t timeout_ms,
+                               weft_error *err)
 {
     char names[WEFT__RANK_NAMES];
     return weft__fail(err, WEFT_TIMEOUT,
                       "rank %d: opening the communicator: rank %s of %d did not open within %u ms",
-                      m->rank, weft__rank_names(all_of(m->size) & ~joined, names), m->size,
-                      m->timeout_ms);
+                      rank, weft__rank_names(all_of(size) & ~joined, names), size, timeout_ms);
+}
+
+static weft_status fail_missing(const struct weft__meeting *m, uint32_t joined, weft_error *err)
+{
+    return weft__fail_missing(m->rank, joined, m->size, m->timeout_ms, err);
 }
 
 static weft_status fail_system(const struct weft__meeting *m, const char *what, weft_error *err)

@@ -71,6 +71,16 @@ weft_status weft__world_create(const weft_world_options *options, const struct w
 
 void weft__world_put(weft_world *world); /* gives up a reference */
 
+/* What rank 0 decides for ranks that are processes, as it travels. */
+struct weft__world_card {
+    uint64_t message_bytes, heap_bytes;
+    uint32_t timeout_ms, first_epoch;
+    int32_t algorithm, path;
+};
+
+struct weft__world_card weft__world_card_of(const weft_world *world);
+void weft__world_adopt(weft_world *world, const struct weft__world_card *card);
+
 /* Blocks until all ranks have joined. */
 weft_status weft__session_join(weft_world *world, int rank, struct weft__session **out,
                                weft_error *err);

@@ -43,9 +43,7 @@ struct hello {
     char version[16];
     uint64_t nonce; /* of this attempt; a welcome to an earlier one is passed over */
     int32_t session;
-    uint32_t timeout_ms, first_epoch;
-    int32_t algorithm;
-    uint64_t message_bytes, heap_bytes;
+    struct weft__world_card world;
 };
 
 /* A message before a session. MPI may use it as long as its request is there, also when the attempt
@@ -379,25 +377,9 @@ static void wait_sleep(struct weft__wire *wire, _Atomic uint32_t *word, uint32_t
 
 static struct hello hello_of(const weft_world *world)
 {
-    const weft_world_options *o = &world->options;
-    struct hello hello = {.nonce = weft__now_ns(),
-                          .timeout_ms = o->timeout_ms,
-                          .first_epoch = world->tuning.first_epoch,
-                          .algorithm = (int32_t)o->algorithm,
-                          .message_bytes = o->message_bytes,
-                          .heap_bytes = o->heap_bytes};
+    struct hello hello = {.nonce = weft__now_ns(), .world = weft__world_card_of(world)};
     (void)snprintf(hello.version, sizeof hello.version, "weft %s", WEFT_VERSION);
     return hello;
-}
-
-static weft_status fail_missing(const weft_world *world, int rank, uint32_t missing,
-                                weft_error *err)
-{
-    char names[WEFT__RANK_NAMES];
-    return weft__fail(err, WEFT_TIMEOUT,
-                      "rank %d: opening the communicator: rank %s of %d did not open within %u ms",
-                      rank, weft__rank_names(missing, names), world->options.size,
-                      world->options.timeout_ms);
 }
 
 /* Drops a receive that nobody is going to match. */
@@ -438,17 +420,19 @@ static weft_status welcome_all(weft_world *world, uint64_t deadline_ns, int *tag
 {
     struct weft__mpi *mpi = world->mpi;
     struct hello mine = hello_of(world);
-    uint32_t missing = ((1u << world->options.size) - 1) & ~1u;
+    const uint32_t all = (1u << world->options.size) - 1;
+    uint32_t joined = 1;
     uint64_t pause = NAP_MIN_NS;
     weft_status status = WEFT_OK;
     for (int r = 1; r < world->options.size && status == WEFT_OK; r++)
         status = expect_hello(mpi, r, err);
-    while (missing != 0 && status == WEFT_OK) {
+    while (joined != all && status == WEFT_OK) {
         for (int r = 1; r < world->options.size; r++)
-            if (missing >> r & 1 && done(mpi, &mpi->received[r].request)) missing &= ~(1u << r);
-        if (missing != 0 && weft__now_ns() >= deadline_ns)
-            status = fail_missing(world, 0, missing, err);
-        if (missing != 0) nap(&pause);
+            if ((joined >> r & 1) == 0 && done(mpi, &mpi->received[r].request)) joined |= 1u << r;
+        if (joined != all && weft__now_ns() >= deadline_ns)
+            status =
+                weft__fail_missing(0, joined, world->options.size, world->options.timeout_ms, err);
+        if (joined != all) nap(&pause);
     }
     mine.session = *tag = 1 + mpi->opened++ % TAGS;
     for (int r = 1; r < world->options.size && status == WEFT_OK; r++) {
@@ -466,7 +450,7 @@ static weft_status ask_rank_0(weft_world *world, int rank, uint64_t deadline_ns,
                               weft_error *err)
 {
     struct weft__mpi *mpi = world->mpi;
-    weft_world_options *o = &world->options;
+    const weft_world_options *o = &world->options;
     struct letter *answer = &mpi->received[0];
     const struct hello mine = hello_of(world), *theirs = &answer->hello;
     WEFT__TRY(send_hello(mpi, &mine, 0, deadline_ns, err));
@@ -481,11 +465,7 @@ static weft_status ask_rank_0(weft_world *world, int rank, uint64_t deadline_ns,
         }
     } while (theirs->nonce != mine.nonce);
     *tag = theirs->session;
-    o->timeout_ms = theirs->timeout_ms;
-    o->algorithm = (weft_algorithm)theirs->algorithm;
-    o->message_bytes = theirs->message_bytes;
-    o->heap_bytes = theirs->heap_bytes;
-    world->tuning.first_epoch = theirs->first_epoch;
+    weft__world_adopt(world, &theirs->world);
     return WEFT_OK;
 }
 

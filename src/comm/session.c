@@ -97,16 +97,6 @@ static weft_status threads_create(weft_world *world, weft_error *err)
     return WEFT_OK;
 }
 
-static weft_status fail_missing(const struct weft__session *session, int rank, weft_error *err)
-{
-    const weft_world_options *options = &session->world->options;
-    char names[WEFT__RANK_NAMES];
-    uint32_t missing = ((1u << options->size) - 1) & ~session->joined;
-    return weft__fail(err, WEFT_TIMEOUT,
-                      "rank %d: opening the communicator: rank %s of %d did not open within %u ms",
-                      rank, weft__rank_names(missing, names), options->size, options->timeout_ms);
-}
-
 /* Waits until all ranks have joined. The first to give up ends it for all. */
 static weft_status threads_gather(struct weft__session *session, int rank, weft_error *err)
 {
@@ -122,7 +112,9 @@ static weft_status threads_gather(struct weft__session *session, int rank, weft_
     const uint32_t starved = world->starved[rank];
     world->starved[rank] = 0;
     if (session->joined == all) return WEFT_OK;
-    if (starved == 0) return fail_missing(session, rank, err);
+    if (starved == 0)
+        return weft__fail_missing(rank, session->joined, world->options.size,
+                                  world->options.timeout_ms, err);
     char names[WEFT__RANK_NAMES];
     return weft__fail(err, WEFT_NO_MEMORY,
                       "rank %d: opening the communicator: rank %s of %d ran out of memory", rank,
@@ -148,9 +140,8 @@ static weft_status threads_join(weft_world *world, int rank, struct weft__sessio
 
 /* What the processes tell each other. */
 struct card {
-    uint64_t message_bytes, heap_bytes; /* rank 0's hold for all */
-    uint32_t timeout_ms, first_epoch;
-    int32_t algorithm, path, cuda;
+    struct weft__world_card world;
+    int32_t cuda;
     weft_error error; /* why this rank cannot go on */
 };
 _Static_assert(sizeof(struct card) <= WEFT__PARCEL_BYTES, "a parcel holds a card");
@@ -177,24 +168,13 @@ static weft_status take_options(struct weft__session *session, struct weft__parc
                                 weft_error *err)
 {
     weft_world *world = session->world;
-    weft_world_options *options = &world->options;
-    const struct card mine = {.message_bytes = options->message_bytes,
-                              .heap_bytes = options->heap_bytes,
-                              .timeout_ms = options->timeout_ms,
-                              .first_epoch = world->tuning.first_epoch,
-                              .algorithm = (int32_t)options->algorithm,
-                              .path = (int32_t)options->path,
+    const struct card mine = {.world = weft__world_card_of(world),
                               .cuda = world->dev == &weft__cuda_comm};
     struct card theirs;
     WEFT__TRY(exchange(session, &mine, -1, all, err));
     memcpy(&theirs, all[0].bytes, sizeof theirs);
-    options->message_bytes = theirs.message_bytes;
-    options->heap_bytes = theirs.heap_bytes;
-    options->timeout_ms = theirs.timeout_ms;
-    options->algorithm = (weft_algorithm)theirs.algorithm;
-    options->path = (weft_path)theirs.path;
-    world->tuning.first_epoch = theirs.first_epoch;
-    for (int r = 1; r < options->size; r++) {
+    weft__world_adopt(world, &theirs.world);
+    for (int r = 1; r < world->options.size; r++) {
         struct card card;
         memcpy(&card, all[r].bytes, sizeof card);
         if (card.cuda != theirs.cuda)

@@ -114,6 +114,28 @@ void weft_world_destroy(weft_world *world)
     if (world != NULL) weft__world_put(world);
 }
 
+struct weft__world_card weft__world_card_of(const weft_world *world)
+{
+    const weft_world_options *options = &world->options;
+    return (struct weft__world_card){.message_bytes = options->message_bytes,
+                                     .heap_bytes = options->heap_bytes,
+                                     .timeout_ms = options->timeout_ms,
+                                     .first_epoch = world->tuning.first_epoch,
+                                     .algorithm = (int32_t)options->algorithm,
+                                     .path = (int32_t)options->path};
+}
+
+void weft__world_adopt(weft_world *world, const struct weft__world_card *card)
+{
+    weft_world_options *options = &world->options;
+    options->message_bytes = card->message_bytes;
+    options->heap_bytes = card->heap_bytes;
+    options->timeout_ms = card->timeout_ms;
+    options->algorithm = (weft_algorithm)card->algorithm;
+    options->path = (weft_path)card->path;
+    world->tuning.first_epoch = card->first_epoch;
+}
+
 /* ---- communicator ---- */
 
 /* Fills what a group's members do not choose, and opens the kernels. comm->link has rank, size,
