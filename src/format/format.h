@@ -199,6 +199,24 @@ int64_t weft__node_count(const struct weft__node *list);
 weft_status weft__node_string_at(const struct weft__node *list, int64_t i, const char **value,
                                  weft_error *err) WEFT_CHECKED;
 
+/* ---- a new directory of plain files: whole under its name, or not there ---- */
+
+enum { WEFT__MAX_PATH = 4096 };
+
+struct weft__new_dir {
+    char target[WEFT__MAX_PATH];
+    char partial[WEFT__MAX_PATH]; /* target.partial-PID, where the files are written */
+};
+
+weft_status weft__new_dir_make(struct weft__new_dir *dir, const char *target,
+                               weft_error *err) WEFT_CHECKED;
+/* Fails when the disk has less than this free. */
+weft_status weft__new_dir_room(const struct weft__new_dir *dir, uint64_t bytes,
+                               weft_error *err) WEFT_CHECKED;
+weft_status weft__new_dir_publish(const struct weft__new_dir *dir, weft_error *err) WEFT_CHECKED;
+/* Removes the unfinished directory and its files. */
+void weft__new_dir_remove(const struct weft__new_dir *dir);
+
 /* ---- quantising a checkpoint ---- */
 
 /* How far a quantised linear is from its source. */

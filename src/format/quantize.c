@@ -1,14 +1,11 @@
 /* Quantising a checkpoint, tile by tile: memory is a few tiles whatever the model. A first pass
  * finds the largest magnitudes that NVFP4's global scales need, a second one writes. */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/numerics.h"
@@ -27,7 +24,7 @@ struct job {
     float *amax;                  /* [groups], NVFP4 */
     float *w, *scale;             /* [TILE_ROWS * TILE_COLS], [TILE_COLS] */
     uint8_t *codes, *block_scale; /* [TILE_ROWS * TILE_COLS], and a sixteenth */
-    char target[MAX_PATH], partial[MAX_PATH];
+    struct weft__new_dir dir;
     int64_t work, work_done; /* bytes of the source to read, over both passes */
     weft_error *err;
 };
@@ -38,7 +35,7 @@ static weft_status progress(struct job *job, int64_t bytes)
     double share = (double)job->work_done / (double)weft__max(job->work, 1);
     if (job->options->on_progress == NULL || job->options->on_progress(job->options->ctx, share))
         return WEFT_OK;
-    return weft__fail(job->err, WEFT_CLOSED, "interrupted; %s was not written", job->target);
+    return weft__fail(job->err, WEFT_CLOSED, "interrupted; %s was not written", job->dir.target);
 }
 
 /* ---- tiles ---- */
@@ -258,8 +255,9 @@ static weft_status write_file(struct job *job, uint32_t f)
     struct weft__buf header;
     uint64_t data_bytes, data;
     uint8_t prefix[8];
-    if (snprintf(path, sizeof path, "%s/%s", job->partial, job->plan.file.name[f]) >= MAX_PATH)
-        return weft__fail(job->err, WEFT_TOO_LONG, "%.200s: the path is too long", job->partial);
+    if (snprintf(path, sizeof path, "%s/%s", job->dir.partial, job->plan.file.name[f]) >= MAX_PATH)
+        return weft__fail(job->err, WEFT_TOO_LONG, "%.200s: the path is too long",
+                          job->dir.partial);
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return weft__fail(job->err, WEFT_IO, "%s: %s", path, strerror(errno));
     weft__buf_init(&header, WEFT__MAX_HEADER);
@@ -282,23 +280,15 @@ static weft_status write_file(struct job *job, uint32_t f)
 
 /* ---- the whole ---- */
 
-/* The size of what will be written, against what the disk has. */
-static weft_status check_space(struct job *job)
+static uint64_t bytes_to_write(const struct weft__quantize_plan *plan)
 {
-    struct statvfs fs;
-    uint64_t need = 0;
-    for (uint32_t i = 0; i < job->plan.items; i++) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < plan->items; i++) {
         struct weft__quantize_output out[WEFT__MAX_OUTPUTS];
-        int outputs = weft__quantize_outputs(&job->plan, &job->plan.item[i], out);
-        for (int o = 0; o < outputs; o++) need += out[o].bytes;
+        int outputs = weft__quantize_outputs(plan, &plan->item[i], out);
+        for (int o = 0; o < outputs; o++) bytes += out[o].bytes;
     }
-    if (statvfs(job->partial, &fs) != 0) return WEFT_OK; /* writing will tell */
-    uint64_t have = (uint64_t)fs.f_bavail * fs.f_frsize;
-    if (need <= have) return WEFT_OK;
-    return weft__fail(job->err, WEFT_IO,
-                      "%s: %.2f GB are needed but the disk has %.2f GB free; free some space or "
-                      "choose another place",
-                      job->target, (double)need / 1e9, (double)have / 1e9);
+    return bytes;
 }
 
 static void count_work(struct job *job)
@@ -329,63 +319,16 @@ static weft_status write_all(struct job *job, const struct weft__checkpoint *che
 {
     const char *source = weft__checkpoint_path(checkpoint);
     const struct weft__names *files = &job->plan.file;
-    weft_status status = check_space(job);
+    weft_status status = weft__new_dir_room(&job->dir, bytes_to_write(&job->plan), job->err);
     if (status == WEFT_OK && job->options->to == WEFT__LINEAR_NVFP4) status = find_amax(job);
     for (uint32_t f = 0; f < files->count && status == WEFT_OK; f++) status = write_file(job, f);
     bool single = files->count == 1 && strcmp(files->name[0], "model.safetensors") == 0;
     if (status == WEFT_OK && !single)
-        status = weft__quantize_write_index(&job->plan, job->partial, job->err);
+        status = weft__quantize_write_index(&job->plan, job->dir.partial, job->err);
     if (status == WEFT_OK)
-        status = weft__quantize_write_config(&job->plan, config, job->partial, job->err);
-    if (status == WEFT_OK) status = weft__quantize_copy_files(source, job->partial, job->err);
+        status = weft__quantize_write_config(&job->plan, config, job->dir.partial, job->err);
+    if (status == WEFT_OK) status = weft__quantize_copy_files(source, job->dir.partial, job->err);
     return status;
-}
-
-/* ---- the new directory: complete under its name, or not there ---- */
-
-static weft_status make_partial(struct job *job, const char *target)
-{
-    struct stat st;
-    size_t len = strlen(target);
-    while (len > 1 && target[len - 1] == '/') len--;
-    (void)snprintf(job->target, sizeof job->target, "%.*s", (int)weft__min((int64_t)len, MAX_PATH),
-                   target);
-    int size =
-        snprintf(job->partial, sizeof job->partial, "%s.partial-%ld", job->target, (long)getpid());
-    if (len == 0 || size >= MAX_PATH)
-        return weft__fail(job->err, WEFT_INVALID, "%.200s: not a usable path", target);
-    if (lstat(job->target, &st) == 0)
-        return weft__fail(job->err, WEFT_INVALID, "%s: exists already; choose another name",
-                          job->target);
-    if (mkdir(job->partial, 0777) != 0)
-        return weft__fail(job->err, WEFT_IO, "%s: %s", job->partial, strerror(errno));
-    return WEFT_OK;
-}
-
-static weft_status publish(struct job *job)
-{
-    int fd = open(job->partial, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        (void)fsync(fd); /* the names; not every file system can */
-        (void)close(fd);
-    }
-    int failed = renameat2(AT_FDCWD, job->partial, AT_FDCWD, job->target, RENAME_NOREPLACE);
-    /* Where the kernel or the file system lacks it: a name taken meanwhile by a non-empty
-     * directory or by a file still fails. */
-    if (failed && (errno == EINVAL || errno == ENOSYS)) failed = rename(job->partial, job->target);
-    if (!failed) return WEFT_OK;
-    return weft__fail(job->err, WEFT_IO, "%s: %s", job->target, strerror(errno));
-}
-
-/* Removes the unfinished directory, which holds plain files only. */
-static void remove_partial(const struct job *job)
-{
-    DIR *entries = opendir(job->partial);
-    if (entries == NULL) return;
-    for (struct dirent *entry; (entry = readdir(entries)) != NULL;)
-        (void)unlinkat(dirfd(entries), entry->d_name, 0);
-    (void)closedir(entries);
-    (void)rmdir(job->partial);
 }
 
 static weft_status run(struct job *job, const char *source, const char *target)
@@ -401,11 +344,11 @@ static weft_status run(struct job *job, const char *source, const char *target)
         status = weft__quantize_plan_make(&job->plan, checkpoint, &config, job->err);
     if (status == WEFT_OK) status = alloc_tiles(job);
     if (status == WEFT_OK) count_work(job);
-    if (status == WEFT_OK) status = make_partial(job, target);
+    if (status == WEFT_OK) status = weft__new_dir_make(&job->dir, target, job->err);
     if (status == WEFT_OK) {
         status = write_all(job, checkpoint, &config);
-        if (status == WEFT_OK) status = publish(job);
-        if (status != WEFT_OK) remove_partial(job);
+        if (status == WEFT_OK) status = weft__new_dir_publish(&job->dir, job->err);
+        if (status != WEFT_OK) weft__new_dir_remove(&job->dir);
     }
     weft__checkpoint_close(checkpoint);
     weft__config_close(&config);
