@@ -123,8 +123,13 @@ bool weft__node_has(const struct weft__node *node, const char *keys)
 static weft_status to_int(const struct weft__node *node, const char *key, const json_t *value,
                           int64_t min, int64_t max, int64_t *out, weft_error *err)
 {
-    if (!json_is_integer(value)) return wrong(node, key, value, "an integer", err);
-    int64_t number = json_integer_value(value);
+    double real = json_number_value(value);
+    if (!json_is_number(value) || real != floor(real))
+        return wrong(node, key, value, "an integer", err);
+    if (json_is_real(value) && fabs(real) >= 0x1p53)
+        return weft__fail(err, WEFT_FORMAT, "%s: %s%s is %g; allowed are %lld to %lld", node->file,
+                          node->where, key, real, (long long)min, (long long)max);
+    int64_t number = json_is_real(value) ? (int64_t)real : json_integer_value(value);
     if (number < min || number > max)
         return weft__fail(err, WEFT_FORMAT, "%s: %s%s is %lld; allowed are %lld to %lld",
                           node->file, node->where, key, (long long)number, (long long)min,

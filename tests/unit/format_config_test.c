@@ -172,14 +172,16 @@ static void getters(void **state)
     /* Two spellings of one value agree, whatever their type. */
     assert_int_equal(weft__node_int(&root, "old|new", 0, 9, &n, &err), WEFT_OK);
     assert_int_equal(n, 3);
+    assert_int_equal(weft__node_int(&root, "new", 0, 9, &n, &err), WEFT_OK);
+    assert_int_equal(n, 3);
     weft__config_close(&root);
 }
 
 static void getter_errors(void **state)
 {
     (void)state;
-    struct weft__node root =
-        parse("{\"i\":1,\"f\":1.5,\"s\":\"x\",\"t\":true,\"l\":[1,\"2\"],\"o\":{},\"j\":2}");
+    struct weft__node root = parse(
+        "{\"i\":1,\"f\":1.5,\"s\":\"x\",\"t\":true,\"l\":[1,\"2\"],\"o\":{},\"j\":2,\"r\":1e30}");
     weft_error err = {0};
     int64_t n, values[2];
     double d;
@@ -196,6 +198,7 @@ static void getter_errors(void **state)
         if (strstr(err.text, piece) == NULL) fail_msg("'%s' lacks '%s'", err.text, piece); \
     } while (0)
     FAILS(weft__node_int(&root, "f", 0, 9, &n, &err), "f must be an integer, not a fraction");
+    FAILS(weft__node_int(&root, "r", 0, INT64_MAX, &n, &err), "r is 1e+30; allowed are 0 to 9223");
     FAILS(weft__node_int(&root, "t", 0, 9, &n, &err), "t must be an integer, not true");
     FAILS(weft__node_int(&root, "i", 2, 9, &n, &err), "i is 1; allowed are 2 to 9");
     FAILS(weft__node_int(&root, "i|j", 0, 9, &n, &err), "i and j contradict");
