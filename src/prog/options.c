@@ -1,6 +1,7 @@
 /* Command lines: one table a command gives its parsing and its help. */
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,29 +183,56 @@ weft_status weft__read_input(const char *path, struct weft__buf *text, weft_erro
     return status;
 }
 
-/* ---- loading ---- */
+/* ---- what takes long ---- */
 
-struct progress {
-    uint64_t start_ns;
-    int shown; /* percent, -1: nothing yet */
-};
+void weft__signals_hold(void)
+{
+    sigset_t stops;
+    (void)sigemptyset(&stops);
+    (void)sigaddset(&stops, SIGINT);
+    (void)sigaddset(&stops, SIGTERM);
+    (void)sigprocmask(SIG_BLOCK, &stops, NULL);
+}
 
-static void show_progress(void *ctx, double share)
+bool weft__signals_came(void)
+{
+    sigset_t pending;
+    return sigpending(&pending) == 0 &&
+           (sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGTERM) == 1);
+}
+
+struct weft__bar weft__bar_start(const char *what)
+{
+    return (struct weft__bar){.what = what,
+                              .terminal = isatty(STDERR_FILENO) != 0,
+                              .start_ns = weft__now_ns(),
+                              .shown = -1};
+}
+
+void weft__bar_end(const struct weft__bar *bar)
+{
+    if (bar->shown >= 0 && bar->shown < 100) (void)fprintf(stderr, "\n");
+}
+
+void weft__bar_show(void *ctx, double share)
 {
     enum { WIDTH = 40 };
-    struct progress *progress = ctx;
+    struct weft__bar *shown = ctx;
     int percent = (int)(share * 100);
-    if (weft__now_ns() - progress->start_ns < 1000000000u || percent == progress->shown) return;
-    progress->shown = percent;
+    if (!shown->terminal || percent == shown->shown ||
+        weft__now_ns() - shown->start_ns < 1000000000u)
+        return;
+    shown->shown = percent;
     char bar[WIDTH + 1];
     for (int i = 0; i < WIDTH; i++) bar[i] = i * 100 < percent * WIDTH ? '#' : '.';
     bar[WIDTH] = '\0';
-    (void)fprintf(stderr, "\rloading [%s] %3d %%%s", bar, percent, share >= 1 ? "\n" : "");
+    (void)fprintf(stderr, "\r%s [%s] %3d %%%s", shown->what, bar, percent,
+                  percent >= 100 ? "\n" : "");
 }
 
 weft_engine_options weft__engine_options_of(const struct weft__engine_flags *flags)
 {
-    static struct progress progress; /* one load a process; ends before anything else starts */
+    static struct weft__bar bar; /* one load a process; ends before anything else starts */
     weft_engine_options options = {
         .ranks = (int)flags->ranks,
         .threads = (int)flags->threads,
@@ -216,10 +244,10 @@ weft_engine_options weft__engine_options_of(const struct weft__engine_flags *fla
         .rendezvous = flags->rendezvous,
         .portable = flags->portable,
     };
-    if (isatty(STDERR_FILENO)) {
-        progress = (struct progress){.start_ns = weft__now_ns(), .shown = -1};
-        options.on_progress = show_progress;
-        options.ctx = &progress;
+    bar = weft__bar_start("loading");
+    if (bar.terminal) {
+        options.on_progress = weft__bar_show;
+        options.ctx = &bar;
     }
     return options;
 }

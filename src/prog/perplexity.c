@@ -12,6 +12,7 @@ struct score {
     int ranks;
     double sum; /* of -ln p of the scored tokens */
     uint64_t ns;
+    struct weft__bar bar;
 };
 
 /* -ln softmax(logits)[token] */
@@ -25,7 +26,7 @@ static double surprise(const float *logits, int64_t vocab, int32_t token)
 
 /* ids[0 .. count): every token but the first, given those before it. */
 static weft_status score_window(struct weft__solo *solo, const int32_t *ids, int64_t count,
-                                double *sum, weft_error *err)
+                                struct score *s, weft_error *err)
 {
     int64_t chunk = solo->plan.ranks.limits.tokens, vocab = solo->arch.vocab;
     const float *logits;
@@ -35,7 +36,9 @@ static weft_status score_window(struct weft__solo *solo, const int32_t *ids, int
         for (int64_t i = 0; i < n; i++) solo->token[i] = ids[first + i];
         WEFT__TRY(weft__solo_step(solo, first, n, first, false, &logits, err));
         for (int64_t i = 0; i < n; i++)
-            *sum += surprise(logits + i * vocab, vocab, ids[first + i + 1]);
+            s->sum += surprise(logits + i * vocab, vocab, ids[first + i + 1]);
+        s->scored += n;
+        weft__bar_show(&s->bar, (double)s->scored / (double)s->tokens);
     }
     return WEFT_OK;
 }
@@ -46,17 +49,19 @@ static weft_status score_ids(struct weft__solo *solo, const struct weft__ids *id
     struct score s = {
         .tokens = (int64_t)ids->len, .window = solo->plan.context, .ranks = solo->plan.ranks.size};
     uint64_t start = weft__now_ns();
+    s.bar = weft__bar_start("scoring");
     for (size_t i = 0; i < ids->len; i++)
         if (ids->data[i] >= solo->arch.vocab)
             return weft__fail(err, WEFT_FORMAT,
                               "the tokenizer has token %d, the model only %lld: they do not belong "
                               "together",
                               ids->data[i], (long long)solo->arch.vocab);
-    for (int64_t first = 0; first < s.tokens; first += s.window) {
-        int64_t count = weft__min(s.window, s.tokens - first);
-        WEFT__TRY(score_window(solo, ids->data + first, count, &s.sum, err));
-        s.scored += count - 1;
-    }
+    weft_status status = WEFT_OK;
+    for (int64_t first = 0; first < s.tokens && status == WEFT_OK; first += s.window)
+        status =
+            score_window(solo, ids->data + first, weft__min(s.window, s.tokens - first), &s, err);
+    weft__bar_end(&s.bar);
+    if (status != WEFT_OK) return status;
     if (!isfinite(s.sum))
         return weft__fail(err, WEFT_FORMAT, "the model gives logits that are not numbers");
     s.ns = weft__now_ns() - start;

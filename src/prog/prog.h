@@ -157,6 +157,25 @@ void weft__solo_close(struct weft__solo *solo);
 weft_status weft__solo_step(struct weft__solo *solo, int64_t first, int64_t count, int64_t wanted,
                             bool generated, const float **logits, weft_error *err);
 
+/* ---- what takes long ---- */
+
+/* A bar on stderr, when that is a terminal, after the first second. */
+struct weft__bar {
+    const char *what; /* "loading" */
+    bool terminal;
+    uint64_t start_ns;
+    int shown; /* percent, -1: nothing yet */
+};
+
+struct weft__bar weft__bar_start(const char *what);
+void weft__bar_show(void *bar, double share);
+void weft__bar_end(const struct weft__bar *bar); /* before words, when it may be short of 1 */
+
+/* From now on SIGINT and SIGTERM wait, and it can be asked whether one does: for work that must
+ * clean up. */
+void weft__signals_hold(void);
+bool weft__signals_came(void);
+
 /* ---- words for people ---- */
 
 /* "weft run: <text>" on stderr; returns WEFT__EXIT_FAILED. */

@@ -1,6 +1,5 @@
 /* weft quantize: a checkpoint in F32, F16 or BF16 to NVFP4 or FP8. */
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +13,6 @@ struct quantize {
     bool bar, quiet, json;
     int shown;    /* percent on the bar */
     json_t *rows; /* with --json; NULL after memory ran out */
-    sigset_t stops;
 };
 
 static double relative(const struct weft__quantize_error *error)
@@ -25,14 +23,12 @@ static double relative(const struct weft__quantize_error *error)
 static bool on_progress(void *ctx, double share)
 {
     struct quantize *q = ctx;
-    const struct timespec now = {0};
     int percent = (int)(share * 100);
     if (q->bar && percent != q->shown) {
         q->shown = percent;
         (void)fprintf(stderr, "\rquantising %3d %%%s", percent, share >= 1 ? "\n" : "");
     }
-    /* The signals are blocked: they wait here until we may stop in an orderly way. */
-    return sigtimedwait(&q->stops, NULL, &now) < 0;
+    return !weft__signals_came();
 }
 
 static void on_linear(void *ctx, const struct weft__quantize_row *row)
@@ -98,14 +94,9 @@ static int run(struct quantize *q, const struct weft__command_line *line,
 {
     struct weft__quantize_totals totals;
     weft_error err = {0};
-    sigset_t before;
-    (void)sigemptyset(&q->stops);
-    (void)sigaddset(&q->stops, SIGINT);
-    (void)sigaddset(&q->stops, SIGTERM);
-    (void)sigprocmask(SIG_BLOCK, &q->stops, &before);
+    weft__signals_hold();
     weft_status status =
         weft__quantize(line->argument[0], line->argument[1], options, &totals, &err);
-    (void)sigprocmask(SIG_SETMASK, &before, NULL);
     if (status != WEFT_OK) {
         if (q->bar && q->shown >= 0) (void)fprintf(stderr, "\n");
         return weft__report(line->command, &err);

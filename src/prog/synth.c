@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/numerics.h"
@@ -63,7 +62,9 @@ struct synth {
     struct weft__arch arch;
     struct tensor *tensor;
     size_t count, room;
-    bool failed; /* out of memory */
+    bool failed;            /* out of memory */
+    int64_t bytes, written; /* of the tensors */
+    struct weft__bar bar;
 };
 
 /* ---- which tensors ---- */
@@ -240,7 +241,8 @@ static uint64_t eight_bytes(const struct tensor *t, uint64_t random)
     }
 }
 
-static bool write_tensor(FILE *file, const struct tensor *t, uint64_t seed)
+static weft_status write_tensor(struct synth *s, const struct tensor *t, uint64_t seed, FILE *file,
+                                const char *path, weft_error *err)
 {
     enum { WORDS = 8192 };
     static uint64_t buffer[WORDS];
@@ -248,10 +250,15 @@ static bool write_tensor(FILE *file, const struct tensor *t, uint64_t seed)
     for (int64_t left = elements(t) * element_bytes(t); left > 0;) {
         int64_t n = weft__min(left, (int64_t)sizeof buffer);
         for (int64_t i = 0; i * 8 < n; i++) buffer[i] = eight_bytes(t, next_random(&state));
-        if (fwrite(buffer, 1, (size_t)n, file) != (size_t)n) return false;
+        if (fwrite(buffer, 1, (size_t)n, file) != (size_t)n)
+            return weft__fail(err, WEFT_IO, "%s: %s", path, strerror(errno));
         left -= n;
+        s->written += n;
+        weft__bar_show(&s->bar, (double)s->written / (double)s->bytes);
+        if (weft__signals_came())
+            return weft__fail(err, WEFT_CLOSED, "interrupted; nothing was written");
     }
-    return true;
+    return WEFT_OK;
 }
 
 static weft_status write_header(FILE *file, const char *path, const struct synth *s,
@@ -337,42 +344,47 @@ static weft_status read_config(struct synth *s, weft_error *err)
 
 /* ---- the command ---- */
 
-static weft_status write_weights(struct synth *s, const char *path, weft_error *err)
+static weft_status write_weights(struct synth *s, const struct weft__new_dir *dir, weft_error *err)
 {
+    char path[WEFT__MAX_PATH + 32];
+    (void)snprintf(path, sizeof path, "%s/model.safetensors", dir->partial);
     FILE *file = fopen(path, "wbxe");
     if (file == NULL) return weft__fail(err, WEFT_IO, "%s: %s", path, strerror(errno));
     weft_status status = write_header(file, path, s, err);
+    if (status == WEFT_OK) status = weft__new_dir_room(dir, (uint64_t)s->bytes, err);
+    s->bar = weft__bar_start("writing");
     for (size_t i = 0; status == WEFT_OK && i < s->count; i++)
-        if (!write_tensor(file, &s->tensor[i], i + 1))
-            status = weft__fail(err, WEFT_IO, "%s: %s", path, strerror(errno));
+        status = write_tensor(s, &s->tensor[i], i + 1, file, path, err);
+    weft__bar_end(&s->bar);
     if (fclose(file) != 0 && status == WEFT_OK)
         status = weft__fail(err, WEFT_IO, "%s: %s", path, strerror(errno));
-    if (status != WEFT_OK) (void)unlink(path);
     return status;
 }
 
-static weft_status run(struct synth *s, const char *dir, weft_error *err)
+static weft_status write_all(struct synth *s, const struct weft__new_dir *dir, weft_error *err)
 {
-    char config[4096], weights[4096];
-    if (snprintf(config, sizeof config, "%s/config.json", dir) >= 4096 ||
-        snprintf(weights, sizeof weights, "%s/model.safetensors", dir) >= 4096)
-        return weft__fail(err, WEFT_TOO_LONG, "%.100s: the path is too long", dir);
-    WEFT__TRY(read_config(s, err));
-    if (mkdir(dir, 0777) != 0)
-        return weft__fail(err, WEFT_IO, "%s: %s; DST is a new directory", dir, strerror(errno));
-    weft_status status = WEFT_OK;
+    char config[WEFT__MAX_PATH + 32];
+    (void)snprintf(config, sizeof config, "%s/config.json", dir->partial);
     if (json_dump_file(s->config, config, JSON_INDENT(2)) != 0)
-        status = weft__fail(err, WEFT_IO, "%s: %s", config, strerror(errno));
-    if (status == WEFT_OK) status = weft__arch_load(dir, &s->arena, &s->arch, err);
-    if (status == WEFT_OK) {
-        add_all(s);
-        status = s->failed ? weft__fail_oom(err, s->count * sizeof *s->tensor, "the tensors")
-                           : write_weights(s, weights, err);
-    }
-    if (status != WEFT_OK) {
-        (void)unlink(config);
-        (void)rmdir(dir);
-    }
+        return weft__fail(err, WEFT_IO, "%s: %s", config, strerror(errno));
+    WEFT__TRY(weft__arch_load(dir->partial, &s->arena, &s->arch, err));
+    add_all(s);
+    if (s->failed) return weft__fail_oom(err, s->count * sizeof *s->tensor, "the tensors");
+    for (size_t i = 0; i < s->count; i++)
+        s->bytes += elements(&s->tensor[i]) * element_bytes(&s->tensor[i]);
+    (void)fprintf(stderr, "weft synth: %zu tensors, %.3g GB\n", s->count, (double)s->bytes / 1e9);
+    return write_weights(s, dir, err);
+}
+
+static weft_status run(struct synth *s, const char *target, weft_error *err)
+{
+    struct weft__new_dir dir;
+    WEFT__TRY(read_config(s, err));
+    weft__signals_hold();
+    WEFT__TRY(weft__new_dir_make(&dir, target, err));
+    weft_status status = write_all(s, &dir, err);
+    if (status == WEFT_OK) status = weft__new_dir_publish(&dir, err);
+    if (status != WEFT_OK) weft__new_dir_remove(&dir);
     return status;
 }
 
@@ -392,7 +404,10 @@ int weft__cmd_synth(int argc, char **argv)
     struct weft__command_line line = {
         .command = "synth",
         .synopsis = "DST",
-        .about = "Writes a checkpoint with a model's shapes and random weights, to measure speed.",
+        .about =
+            "Writes a checkpoint with a model's shapes and random weights, to measure speed:\n"
+            "weft synth DST --like glm-5 --layers 2 --experts 32. It has no tokenizer, so only\n"
+            "`weft bench DST` runs it.",
         .options = options,
         .arguments_min = 1,
         .arguments_max = 1,
@@ -401,6 +416,9 @@ int weft__cmd_synth(int argc, char **argv)
     if (s.like == NULL) return weft__usage(line.command, "--like is wanted");
     weft_error err;
     weft_status result = run(&s, line.argument[0], &err);
+    if (result == WEFT_OK)
+        (void)printf("%s: written, %.3g GB; it has no tokenizer: try `weft bench %s`\n",
+                     line.argument[0], (double)s.bytes / 1e9, line.argument[0]);
     free(s.tensor);
     json_decref(s.config);
     weft__arena_free(&s.arena);

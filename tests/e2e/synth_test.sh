@@ -58,3 +58,20 @@ assert (config["eos_token_id"], config["layer_types"]) == ([1, 2], ["full_attent
 
 refused "$dir/none" --like "$root/tests/golden/models/qwen3_moe" --layers 400 --experts 1024 # names alone are too much
 grep -q 'more than 100 MiB' "$dir/err"
+refused "$dir/none" --like glm-5 --layers 500
+grep -q "GB are needed" "$dir/err"
+"$weft" synth "$dir/none" --like smollm2-135m --layers 200 2>"$dir/err" >"$dir/out" &
+running=$!
+tries=0
+while [ -z "$(find "$dir" -name "*partial*")" ] && [ $tries -lt 100 ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+done
+kill -TERM $running
+code=0
+wait $running || code=$?
+[ $code = 1 ]
+grep -q "interrupted" "$dir/err"
+grep -q " GB" "$dir/err"
+[ -z "$(find "$dir" -name "*partial*")" ]
+[ ! -e "$dir/none" ]
