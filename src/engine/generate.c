@@ -62,18 +62,22 @@ static void on_finish(void *ctx, const struct weft__finish_event *event)
 
 /* ---- the prompt ---- */
 
-static json_t *messages_json(const weft_generation *g)
+static weft_status messages_json(const weft_generation *g, json_t **out, weft_error *err)
 {
     json_t *list = json_array();
     for (int i = 0; i < g->message_count; i++) {
         const weft_message *m = &g->messages[i];
         json_t *message = json_pack("{s:s, s:s}", "role", m->role, "content", m->content);
-        if (json_array_append_new(list, message) != 0) {
-            json_decref(list);
-            return NULL;
-        }
+        if (json_array_append_new(list, message) == 0) continue;
+        json_decref(list);
+        if (weft__utf8_valid(m->role, strlen(m->role)) &&
+            weft__utf8_valid(m->content, strlen(m->content)))
+            return weft__fail_oom(err, strlen(m->content), "the messages");
+        return weft__fail(err, WEFT_INVALID, "message %d of %d is not valid UTF-8", i + 1,
+                          g->message_count);
     }
-    return list;
+    *out = list;
+    return WEFT_OK;
 }
 
 static weft_status encode(const struct weft__engine_view *view, const char *text, size_t len,
@@ -90,9 +94,8 @@ static weft_status encode_messages(const struct weft__engine_view *view, const w
                                    struct weft__ids *ids, weft_error *err)
 {
     struct weft__buf text;
-    json_t *messages = messages_json(g);
-    if (messages == NULL)
-        return weft__fail(err, WEFT_INVALID, "a message is not valid UTF-8, or memory ran out");
+    json_t *messages = NULL;
+    WEFT__TRY(messages_json(g, &messages, err));
     weft__buf_init(&text, MAX_TEXT);
     const struct weft__chat_input input = {
         .messages = messages, .add_generation_prompt = true, .now = time(NULL)};

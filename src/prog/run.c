@@ -1,4 +1,5 @@
 /* weft run: one prompt, a file of prompts, or a conversation in the terminal. */
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -70,6 +71,8 @@ static bool print_text(void *ctx, const char *text, size_t len)
     return fwrite(text, 1, len, stdout) == len && fflush(stdout) == 0 && !interrupted;
 }
 
+static double seconds(uint64_t ns) { return round((double)ns / 1e3) / 1e6; }
+
 static void print_json_result(const char *prompt, const weft_generated *g)
 {
     json_t *object =
@@ -77,9 +80,9 @@ static void print_json_result(const char *prompt, const weft_generated *g)
                   g->len, "prompt_tokens", (json_int_t)g->prompt_tokens, "cached_tokens",
                   (json_int_t)g->cached_tokens, "generated_tokens", (json_int_t)g->generated_tokens,
                   "finish_reason", g->complete ? "stop" : "length", "prefill_s",
-                  (double)g->prefill_ns / 1e9, "decode_s", (double)g->decode_ns / 1e9);
+                  seconds(g->prefill_ns), "decode_s", seconds(g->decode_ns));
     if (object == NULL) return;
-    (void)json_dumpf(object, stdout, 0);
+    (void)json_dumpf(object, stdout, JSON_REAL_PRECISION(12));
     (void)putchar('\n');
     (void)fflush(stdout);
     json_decref(object);
@@ -164,6 +167,7 @@ static int run_prompt(struct run *run, const char *prompt)
 struct lines {
     struct run *run;
     char **line;
+    size_t *number; /* of the line in the file */
     weft_generated *result;
     weft_error *error;
     size_t count;
@@ -187,7 +191,8 @@ static int print_lines(const struct lines *lines)
     int status = WEFT__EXIT_OK;
     for (size_t i = 0; i < lines->count; i++) {
         if (lines->error[i].status != WEFT_OK) {
-            (void)fprintf(stderr, "weft run: prompt %zu: %s\n", i + 1, lines->error[i].text);
+            (void)fprintf(stderr, "weft run: line %zu: %s\n", lines->number[i],
+                          lines->error[i].text);
             if (lines->run->json) print_json_failure(lines->line[i], &lines->error[i]);
             status = WEFT__EXIT_FAILED;
             continue;
@@ -202,16 +207,17 @@ static int print_lines(const struct lines *lines)
 }
 
 /* Cuts text into lines in place; empty ones are left out. */
-static size_t cut_lines(char *text, char **line)
+static void cut_lines(struct lines *lines, char *text)
 {
-    size_t count = 0;
-    char *state = NULL;
-    for (char *at = strtok_r(text, "\r\n", &state); at != NULL;
-         at = strtok_r(NULL, "\r\n", &state)) {
-        if (line != NULL) line[count] = at;
-        count++;
+    char *rest = text;
+    for (size_t number = 1; rest != NULL; number++) {
+        char *line = strsep(&rest, "\n");
+        size_t len = strlen(line);
+        if (len > 0 && line[len - 1] == '\r') line[--len] = '\0';
+        if (len == 0) continue;
+        lines->line[lines->count] = line;
+        lines->number[lines->count++] = number;
     }
-    return count;
 }
 
 static int run_lines(struct run *run, char *text, size_t len)
@@ -220,15 +226,16 @@ static int run_lines(struct run *run, char *text, size_t len)
     for (size_t i = 0; i < len; i++) most += text[i] == '\n';
     struct lines lines = {.run = run,
                           .line = calloc(most, sizeof *lines.line),
+                          .number = calloc(most, sizeof *lines.number),
                           .result = calloc(most, sizeof *lines.result),
                           .error = calloc(most, sizeof *lines.error)};
     int status = WEFT__EXIT_FAILED;
-    if (lines.line == NULL || lines.result == NULL || lines.error == NULL) {
+    if (lines.line == NULL || lines.number == NULL || lines.result == NULL || lines.error == NULL) {
         (void)fprintf(stderr, "weft run: out of memory for %zu prompts\n", most);
     } else {
         pthread_t worker[MAX_WORKERS];
         int workers = 0;
-        lines.count = cut_lines(text, lines.line);
+        cut_lines(&lines, text);
         while (workers < MAX_WORKERS && (size_t)workers < lines.count &&
                pthread_create(&worker[workers], NULL, work_lines, &lines) == 0)
             workers++;
@@ -237,9 +244,16 @@ static int run_lines(struct run *run, char *text, size_t len)
         status = print_lines(&lines);
     }
     free(lines.line);
+    free(lines.number);
     free(lines.result);
     free(lines.error);
     return status;
+}
+
+static weft_status refuse_nul(const char *name, const struct weft__buf *text, weft_error *err)
+{
+    if (strlen(text->data) == text->len) return WEFT_OK;
+    return weft__fail(err, WEFT_INVALID, "%.200s holds a NUL byte; a prompt is text", name);
 }
 
 static int run_file(struct run *run)
@@ -247,9 +261,10 @@ static int run_file(struct run *run)
     struct weft__buf input;
     weft_error err;
     weft__buf_init(&input, MAX_INPUT);
-    int status = weft__read_input(run->prompts, &input, &err) == WEFT_OK
-                     ? run_lines(run, input.data, input.len)
-                     : weft__report("run", &err);
+    weft_status result = weft__read_input(run->prompts, &input, &err);
+    if (result == WEFT_OK) result = refuse_nul(run->prompts, &input, &err);
+    int status =
+        result == WEFT_OK ? run_lines(run, input.data, input.len) : weft__report("run", &err);
     weft__buf_free(&input);
     return status;
 }
@@ -308,7 +323,7 @@ static int run_chat(struct run *run)
     /* Without SA_RESTART, so that Ctrl-C at the prompt ends getline, and with it the program. */
     const struct sigaction action = {.sa_handler = interrupt};
     (void)sigaction(SIGINT, &action, NULL);
-    (void)fprintf(stderr, "A line is a message. Ctrl-C stops an answer, /new forgets the "
+    (void)fprintf(stderr, "A line is a message. Ctrl-C stops an answer, or ends; /new forgets the "
                           "conversation, /exit ends.\n");
     if (run->system != NULL) (void)push(&chat, "system", run->system);
     int start = chat.count;
@@ -336,9 +351,7 @@ static int run_stdin(struct run *run)
     weft__buf_init(&text, MAX_INPUT);
     weft_status result = weft__read_input(NULL, &text, &err);
     if (text.len > 0 && text.data[text.len - 1] == '\n') text.data[--text.len] = '\0';
-    if (result == WEFT_OK && text.len > 0 && strlen(text.data) != text.len)
-        result =
-            weft__fail(&err, WEFT_INVALID, "standard input holds a NUL byte; a prompt is text");
+    if (result == WEFT_OK) result = refuse_nul("standard input", &text, &err);
     int status;
     if (result != WEFT_OK)
         status = weft__report("run", &err);

@@ -24,6 +24,18 @@ for ranks in 1 2 5 16; do
 done
 same "prompts from a pipe" "$answer" "$(echo "$question" | "$weft" run "$atlas" --prompts - 2>/dev/null)"
 
+# A line that is no text is named by its number; the others are answered.
+prompts=$(mktemp)
+printf '%s\n\n\377\n' "$question" >"$prompts"
+code=0
+got=$("$weft" run "$atlas" --prompts "$prompts" 2>"$prompts.err") || code=$?
+same "a bad line" "1 $answer weft run: line 3: message 1 of 1 is not valid UTF-8" "$code $got $(cat "$prompts.err")"
+rm -f "$prompts" "$prompts.err"
+"$weft" run "$atlas" --json "$question" 2>/dev/null | grep -Eq '"prefill_s": [0-9]+\.[0-9]{1,6},' || {
+    echo "run: --json's seconds are not in microseconds"
+    exit 1
+}
+
 # A checkpoint's own limit holds where the request sets none; an end token that the model cannot
 # generate (a small model with a large one's settings) does no harm.
 model=$(mktemp -d)
