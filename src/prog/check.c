@@ -297,5 +297,9 @@ int weft__cmd_check(int argc, char **argv)
                                     .json = json,
                                     .verbose = flags.verbose};
     if (check_model(&request, &passed, &err) != WEFT_OK) return weft__report("check", &err);
+    if (!passed && flags.activations != WEFT_ACTIVATIONS_F32)
+        (void)fprintf(
+            stderr, "weft check: rounded activations do not meet a reference made with exact ones: "
+                    "check without --activations, or give a --reference made with them\n");
     return passed ? WEFT__EXIT_OK : WEFT__EXIT_FAILED;
 }

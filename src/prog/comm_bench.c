@@ -26,7 +26,7 @@ struct run {
     int64_t rows_min, rows_max, iterations;
     bool json, plan, nccl, cuda;
     weft_world *world;
-    bool first; /* no line has been printed */
+    bool first; /* nothing has been printed */
     bool wrong;
     weft_error err[WEFT_COMM_RANKS_MAX];
 };
@@ -201,6 +201,17 @@ static double bus_factor(const struct run *run)
     return run->operation == ALL_GATHER ? p - 1 : 1;
 }
 
+/* What comes before a line of the table or list. */
+static void begin_line(struct run *run)
+{
+    if (run->json)
+        printf(run->first ? "[\n  " : ",\n  ");
+    else if (run->first)
+        printf("%-14s %5s %12s  %-5s %-8s %12s %s\n", "operation", "ranks", "bytes", "path", "how",
+               "us", run->plan ? " form" : "  bus GB/s      wrong");
+    run->first = false;
+}
+
 static void print_line(const struct rank_run *self, int64_t rows, const struct finding *all)
 {
     struct run *run = self->run;
@@ -219,15 +230,14 @@ static void print_line(const struct rank_run *self, int64_t rows, const struct f
     const char *where = run->nccl    ? "nccl"
                         : !run->cuda ? "shm"
                                      : path_names[path != WEFT_PATH_AUTO ? path : asked];
+    begin_line(run);
     if (run->json)
-        printf("%s\n  {\"operation\": \"%s\", \"ranks\": %d, \"bytes\": %.0f, \"path\": \"%s\", "
+        printf("{\"operation\": \"%s\", \"ranks\": %d, \"bytes\": %.0f, \"path\": \"%s\", "
                "\"algorithm\": \"%s\", \"us\": %.3f, \"bus_gb_s\": %.3f, \"wrong\": %lld}",
-               run->first ? "[" : ",", name, run->ranks, bytes, where, how, sum.us, bus,
-               (long long)sum.wrong);
+               name, run->ranks, bytes, where, how, sum.us, bus, (long long)sum.wrong);
     else
         printf("%-14s %5d %12.0f  %-5s %-8s %12.2f %10.3f %10lld\n", name, run->ranks, bytes, where,
                how, sum.us, bus, (long long)sum.wrong);
-    run->first = false;
     (void)fflush(stdout);
 }
 
@@ -241,21 +251,27 @@ static weft_status print_plan(const struct rank_run *self, weft_error *err)
     for (int i = 0; i < count; i++) {
         const weft_comm_way *w = &ways[i];
         const char *path = path_names[w->path], *how = algorithm_names[w->algorithm];
+        begin_line(run);
         if (run->json)
-            printf("%s\n  {\"operation\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"path\": \"%s\", "
+            printf("{\"operation\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"path\": \"%s\", "
                    "\"form\": \"%s\", \"algorithm\": \"%s\", \"us\": %.3f, \"chosen\": %s}",
-                   run->first ? "[" : ",", w->op, run->ranks, w->bytes, path, w->form, how,
-                   (double)w->us, w->chosen ? "true" : "false");
+                   w->op, run->ranks, w->bytes, path, w->form, how, (double)w->us,
+                   w->chosen ? "true" : "false");
         else
             printf("%-14s %5d %12zu  %-5s %-8s %12.2f  %-6s %s\n", w->op, run->ranks, w->bytes,
                    path, how, (double)w->us, w->form, w->chosen ? "chosen" : "");
-        run->first = false;
     }
     free(ways);
     return WEFT_OK;
 }
 
 /* ---- the ranks ---- */
+
+/* Four times as many, the last time rows_max; 0: that was it. */
+static int64_t next_rows(const struct run *run, int64_t rows)
+{
+    return rows < run->rows_max ? weft__min(4 * rows, run->rows_max) : 0;
+}
 
 static weft_status measure(struct rank_run *self, weft_error *err)
 {
@@ -272,7 +288,7 @@ static weft_status measure(struct rank_run *self, weft_error *err)
     }
     WEFT__TRY(take(self, bytes, &self->in, err));
     WEFT__TRY(take(self, bytes * (size_t)run->ranks, &self->out, err));
-    for (int64_t rows = run->rows_min; rows <= run->rows_max; rows *= 4) {
+    for (int64_t rows = run->rows_min; rows > 0; rows = next_rows(run, rows)) {
         struct finding mine = {0};
         /* NCCL's shares are even. */
         if (run->nccl && run->operation == REDUCE_SCATTER && rows % run->ranks != 0) continue;
@@ -340,12 +356,10 @@ static int run_table(struct run *run, const weft_world_options *options)
     weft_error err = {0};
     run->first = true;
     weft_status status = weft_world_create(options, &run->world, &err);
-    if (!run->json && status == WEFT_OK)
-        printf("%-14s %5s %12s  %-5s %-8s %12s %s\n", "operation", "ranks", "bytes", "path", "how",
-               "us", run->plan ? " form" : "  bus GB/s      wrong");
     if (status == WEFT_OK) status = run_ranks(run, &err);
     weft_world_destroy(run->world);
-    if (run->json) printf(run->first ? "[]\n" : "\n]\n");
+    if (status == WEFT_OK && run->first) begin_line(run); /* an empty one */
+    if (run->json && !run->first) printf("\n]\n");
     if (status != WEFT_OK) return weft__report("comm-bench", &err);
     return run->wrong ? WEFT__EXIT_FAILED : WEFT__EXIT_OK;
 }
@@ -381,10 +395,11 @@ int weft__cmd_comm_bench(int argc, char **argv)
         {WEFT__OPTION_CHOICE, "path", &path, 0, 0, "auto|push|pull|host|nccl",
          "between GPUs (auto)"},
         {WEFT__OPTION_CHOICE, "algorithm", &algorithm, 0, 0, "auto|one-shot|two-shot",
-         "of reductions (auto)"},
+         "of allreduce (auto)"},
         {WEFT__OPTION_FLAG, "plan", &plan, 0, 0, NULL, "what was measured when GPU ranks opened"},
-        {WEFT__OPTION_INT, "rows-min", &rows_min, 1, 1 << 16, "N", "rows of 16 KiB at first (1)"},
-        {WEFT__OPTION_INT, "rows-max", &rows_max, 1, 1 << 16, "N", "rows at most (256)"},
+        {WEFT__OPTION_INT, "rows-min", &rows_min, 1, 1 << 16, "N",
+         "rows of 16 KiB at first (1), then 4 times as many"},
+        {WEFT__OPTION_INT, "rows-max", &rows_max, 1, 1 << 16, "N", "and at last (256)"},
         {WEFT__OPTION_INT, "iterations", &iterations, 1, 1 << 20, "N", "of each size (50)"},
         {WEFT__OPTION_FLAG, "json", &json, 0, 0, NULL, "for machines"},
         {0},
@@ -402,6 +417,12 @@ int weft__cmd_comm_bench(int argc, char **argv)
                            devices);
     if (devices == NULL && (path != WEFT_PATH_AUTO || plan))
         return weft__usage("comm-bench", "--path and --plan are about GPU ranks: give --cuda");
+    if (rows_min > rows_max)
+        return weft__usage("comm-bench", "--rows-min %lld is more than --rows-max %lld",
+                           (long long)rows_min, (long long)rows_max);
+    if (algorithm == WEFT_ALGORITHM_TWO_SHOT && operation != ALLREDUCE)
+        return weft__usage("comm-bench", "--algorithm two-shot is of allreduce, not of %s",
+                           operation_names[operation]);
     bool nccl = path > WEFT_PATH_HOST;
     struct run run = {.operation = (enum operation)operation,
                       .ranks = (int)ranks,

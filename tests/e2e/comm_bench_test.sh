@@ -16,19 +16,21 @@ for line in lines:
 ' "$operation"
 done
 [ "$("$weft" comm-bench --rows-max 1 --iterations 1 | wc -l)" = 2 ]
+[ "$("$weft" comm-bench --rows-max 6 --iterations 1 | tail -n +2 | awk '{ print $3 / 16384 }' | xargs)" = "1 4 6" ]
 
 status=0
 "$weft" comm-bench --operation nothing 2>/dev/null || status=$?
 [ $status = 2 ]
-for wrong in "--cuda 0,x" "--plan" "--path host"; do
+for wrong in "--cuda 0,x" "--plan" "--path host" "--rows-min 9 --rows-max 4" "--operation broadcast --algorithm two-shot"; do
     status=0
     # shellcheck disable=SC2086
     "$weft" comm-bench $wrong 2>/dev/null || status=$?
     [ $status = 2 ]
 done
-if ! "$weft" comm-bench --cuda 0,0 --rows-max 4 2>"$PWD/comm-bench.$$"; then
+if ! "$weft" comm-bench --cuda 0,0 --rows-max 4 2>"$PWD/comm-bench.$$" >"$PWD/comm-bench.$$.out"; then
+    [ ! -s "$PWD/comm-bench.$$.out" ]
     grep -q "no CUDA driver\|no usable device\|not in this build" "$PWD/comm-bench.$$"
     echo "comm-bench: GPU ranks NOT TESTED: $(cat "$PWD/comm-bench.$$")"
 fi
-rm -f "$PWD/comm-bench.$$"
+rm -f "$PWD/comm-bench.$$" "$PWD/comm-bench.$$.out"
 echo "comm-bench: ok"
