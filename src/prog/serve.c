@@ -159,8 +159,7 @@ static int merge_config(const json_t *config, bool model, char **out, int *count
 {
     const char *name;
     json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)config, name, value)
-    {
+    json_object_foreach ((json_t *)(uintptr_t)config, name, value) {
         char *text = NULL;
         int failed = 0;
         if (*count + 1 >= MAX_ARGS) return -1;
