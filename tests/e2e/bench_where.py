@@ -3,6 +3,7 @@ rank went, power from a libnvidia-ml.so.1 and a powercap tree of our own, verdic
 
 Usage: bench_where.py WEFT ROOT [TEST]. Standard library and a C compiler; Chromium when there is one.
 """
+import concurrent.futures
 import html
 import json
 import os
@@ -37,7 +38,7 @@ def path(name, text=None):
 def weft(*arguments, nvml=None, stdin=None):
     environment = dict(os.environ)
     if nvml is not None:
-        environment.update(LD_LIBRARY_PATH=SCRATCH.name, WEFT_FAKE_NVML=path("nvml", nvml))
+        environment.update(LD_LIBRARY_PATH=SCRATCH.name, WEFT_FAKE_NVML=path("nvml-" + threading.current_thread().name, nvml))
     return subprocess.run([WEFT, "bench", *arguments], capture_output=True, timeout=120, check=False, text=True,
                           env=environment, input=stdin)
 
@@ -431,8 +432,10 @@ def test_report():
 subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", path("libnvidia-ml.so.1"),
                 os.path.join(ROOT, "tests/e2e/bench_nvml.c")], check=True)
 started = time.monotonic()
-for name, test in list(globals().items()):
-    if name.startswith("test_") and (len(sys.argv) < 4 or name == sys.argv[3]):
-        test()
+tests = [test for name, test in list(globals().items())
+         if name.startswith("test_") and (len(sys.argv) < 4 or name == sys.argv[3])]
+with concurrent.futures.ThreadPoolExecutor(4) as pool: # most of them wait for a stub's clock
+    for done in [pool.submit(test) for test in tests]:
+        done.result()
 finish("bench: the engine, turns, traces, sweeps, time, power, verdicts and the report as defined (%.0f s)"
        % (time.monotonic() - started))
