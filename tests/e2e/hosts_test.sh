@@ -46,6 +46,9 @@ if timeout 60 mpirun --oversubscribe -n 2 "$weft" run "$atlas" --ranks mpi --tp 
     exit 1
 fi
 grep -q "mpirun started 2 ranks" "$scratch/log"
+# Without --ranks mpi each works for itself, and a hint says so.
+timeout 60 mpirun --oversubscribe -n 2 "$weft" run "$atlas" --threads 1 "$question" 2>"$scratch/log" >/dev/null
+same "one hint" 1 "$(grep -c -e "--ranks mpi makes them one" "$scratch/log")"
 # A rank that is killed ends the job; mpirun says which.
 (timeout 60 mpirun --oversubscribe -n 3 "$weft" serve "$atlas" --ranks mpi --port 0 \
     >"$scratch/log" 2>&1 && echo "it did not fail" >>"$scratch/log"; echo "job over" >>"$scratch/log") &
