@@ -57,15 +57,20 @@ static bool read_native(struct weft__ask *ask, const json_t *text, struct weft__
                         "json_schema must be the text of a JSON Schema");
 }
 
-/* {"name": NAME, "arguments": PARAMETERS} */
+/* {"name": NAME, "arguments": PARAMETERS}. Arguments are an object, also where PARAMETERS doesn't
+ * say so. NULL: it says something else. */
 static json_t *call_schema(const json_t *function)
 {
-    json_t *parameters = weft__field(function, "parameters");
+    const json_t *given = weft__field(function, "parameters"), *type = weft__field(given, "type");
+    const char *word = json_string_value(type);
+    if (given != NULL && !json_is_object(given)) return NULL;
+    if (type != NULL && (word == NULL || strcmp(word, "object") != 0)) return NULL;
+    json_t *parameters = given != NULL ? json_copy((json_t *)(uintptr_t)given) : json_object();
+    if (json_object_get(parameters, "$ref") == NULL)
+        (void)json_object_set_new(parameters, "type", json_string("object"));
     return json_pack("{s:s,s:{s:{s:O},s:o},s:[s,s],s:b}", "type", "object", "properties", "name",
-                     "const", weft__field(function, "name"), "arguments",
-                     parameters != NULL ? json_incref(parameters)
-                                        : json_pack("{s:s}", "type", "object"),
-                     "required", "name", "arguments", "additionalProperties", 0);
+                     "const", weft__field(function, "name"), "arguments", parameters, "required",
+                     "name", "arguments", "additionalProperties", 0);
 }
 
 static bool read_tool_choice(struct weft__ask *ask, const struct weft__server *server,
@@ -77,8 +82,11 @@ static bool read_tool_choice(struct weft__ask *ask, const struct weft__server *s
     size_t i;
     json_array_foreach (ask->tools, i, tool) {
         const json_t *function = weft__field(tool, "function");
-        if (word != NULL || json_equal(weft__field(function, "name"), name))
-            (void)json_array_append_new(list, call_schema(function));
+        if (word == NULL && !json_equal(weft__field(function, "name"), name)) continue;
+        if (json_array_append_new(list, call_schema(function)) == 0) continue;
+        json_decref(list);
+        return weft__refuse(refusal, 400, "invalid_value", "tools",
+                            "tools[%zu].function.parameters must be a schema of objects", i);
     }
     bool some = json_array_size(list) > 0;
     ask->schema = json_pack("{s:o}", "anyOf", list);

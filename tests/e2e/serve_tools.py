@@ -71,6 +71,11 @@ def test_forced(s):
     check("calls were made", len(ids) >= 6, ids)
     body = ask(s, tool_choice={"type": "function", "function": {"name": "get_weather"}}, n=3, seed=1)[1]
     same("n", [len(c["message"]["tool_calls"]) for c in body["choices"]], [1, 1, 1])
+    for seed in range(4): # arguments are an object, said or not
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"additionalProperties": False}}}]
+        body = ask(s, tool_choice="required", seed=seed, tools=tools)[1]["choices"][0]
+        call = body["message"]["tool_calls"][0]["function"]
+        same("parameters of no type", (call["name"], json.loads(call["arguments"])), ("f", {}))
 
 
 def test_free(s):
@@ -103,6 +108,8 @@ def test_refused(s):
     refused(s, "a tool of a kind", "tools", tools=[{"type": "browser"}])
     refused(s, "unsupported parameters", "tools", tool_choice="required", tools=[
         {"type": "function", "function": {"name": "f", "parameters": {"pattern": "x"}}}])
+    refused(s, "parameters of another type", "tools", tool_choice="required", tools=[
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}])
 
 
 def message(s, **fields):
