@@ -32,6 +32,12 @@ def finish(summary):
     print(summary)
 
 
+def sanitized(weft):
+    """Whether it was built with a sanitizer, and is ten times slower."""
+    with open(weft, "rb") as file:
+        return re.search(rb"__[at]san_init", file.read()) is not None
+
+
 class Server:
     """`weft serve` on a free port; with-statement: ends it by SIGTERM and checks its exit status."""
 

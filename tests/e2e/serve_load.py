@@ -4,11 +4,10 @@ import asyncio
 import json
 import os
 import random
-import re
 import sys
 import time
 
-from serve_lib import Server, check, facts, finish, same
+from serve_lib import Server, check, facts, finish, same, sanitized
 
 
 async def exchange(port, data, limit=120):
@@ -212,12 +211,6 @@ def test_mix(s, root, seconds, quarantine):
     same("mixed traffic, wrong answers", mix.wrong[:5], [])
     check("every kind occurred", len(mix.count) == 7, mix.count)
     check("memory is flat", grown < quarantine + (8 << 10), grown)
-
-
-def sanitized(weft):
-    """Whether it was built with a sanitizer, and is ten times slower."""
-    with open(weft, "rb") as file:
-        return re.search(rb"__[at]san_init", file.read()) is not None
 
 
 def main(weft, root, seconds, count):
