@@ -1,6 +1,7 @@
 /* weft bench: its options, the runs and the sweep. */
 #include <assert.h>
 #include <curl/curl.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -425,9 +426,20 @@ static weft_status open_engine(struct bench *b, weft_error *err)
     return WEFT_OK;
 }
 
+/* Before the run, whose result would be lost. */
+static weft_status check_writable(const char *path, weft_error *err)
+{
+    if (path == NULL) return WEFT_OK;
+    FILE *file = fopen(path, "a");
+    if (file != NULL && fclose(file) == 0) return WEFT_OK;
+    return weft__fail(err, WEFT_IO, "%s: cannot be written: %s", path, strerror(errno));
+}
+
 static weft_status open_bench(struct bench *b, weft_error *err)
 {
     struct weft__bench_options *o = b->o;
+    WEFT__TRY(check_writable(o->report, err));
+    WEFT__TRY(check_writable(o->output_file, err));
     if (o->thresholds != NULL) WEFT__TRY(weft__profiles_load(o->thresholds, &b->profiles, err));
     o->profiles = &b->profiles;
     b->runs = json_array();
