@@ -218,7 +218,8 @@ def main(weft, root, seconds, count):
     if sanitized(weft):
         seconds, count, streams, quarantine = seconds / 4, count // 6, 100, 256 << 10
         print("a sanitizer's build: %d s, %d facts, %d streams" % (seconds, count, streams))
-    with Server(weft, os.path.join(root, "models/atlas")) as s:
+    # A small KV pool is soon touched whole: its pages don't look like memory that grows.
+    with Server(weft, os.path.join(root, "models/atlas"), "--kv-tokens", "4096") as s:
         test_facts(s, root, count)
         test_thousand(s, root, streams)
         test_mix(s, root, seconds, quarantine)
