@@ -70,6 +70,9 @@ static weft_status messages_json(const weft_generation *g, json_t **out, weft_er
         json_t *message = json_pack("{s:s, s:s}", "role", m->role, "content", m->content);
         if (json_array_append_new(list, message) == 0) continue;
         json_decref(list);
+        if (m->role == NULL || m->content == NULL)
+            return weft__fail(err, WEFT_INVALID, "message %d of %d has no role or no content",
+                              i + 1, g->message_count);
         if (weft__utf8_valid(m->role, strlen(m->role)) &&
             weft__utf8_valid(m->content, strlen(m->content)))
             return weft__fail_oom(err, strlen(m->content), "the messages");
