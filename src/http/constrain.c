@@ -57,13 +57,12 @@ static bool read_native(struct weft__ask *ask, const json_t *text, struct weft__
                         "json_schema must be the text of a JSON Schema");
 }
 
-/* {"name": NAME, "arguments": PARAMETERS}. Arguments are an object, also where PARAMETERS doesn't
- * say so. NULL: it says something else. */
+/* {"name": NAME, "arguments": PARAMETERS}. Arguments are an object, also where PARAMETERS (an
+ * object itself, if given) doesn't say so. NULL: it says something else. */
 static json_t *call_schema(const json_t *function)
 {
     const json_t *given = weft__field(function, "parameters"), *type = weft__field(given, "type");
     const char *word = json_string_value(type);
-    if (given != NULL && !json_is_object(given)) return NULL;
     if (type != NULL && (word == NULL || strcmp(word, "object") != 0)) return NULL;
     json_t *parameters = given != NULL ? json_copy((json_t *)(uintptr_t)given) : json_object();
     if (json_object_get(parameters, "$ref") == NULL)
