@@ -14,7 +14,7 @@ done
 case $weft in # a sanitizer's build is many times slower: a part says whether it finds anything
 */asan/* | */tsan/*)
     for key in question answer; do
-        head -n 64 "$scratch/$key" >"$scratch/part" && mv "$scratch/part" "$scratch/$key"
+        head -n 24 "$scratch/$key" >"$scratch/part" && mv "$scratch/part" "$scratch/$key"
     done
     ;;
 esac
