@@ -106,10 +106,6 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
          "for the verdict: what `weft bench calibrate` wrote"},
         {WEFT__OPTION_STRING, "powercap", &o->powercap, 0, 0, "DIR",
          "where RAPL is (/sys/class/powercap)"},
-        {WEFT__OPTION_INT, "tp", &o->engine_flags.ranks, 1, WEFT__MAX_RANKS, "N",
-         "ranks, with MODEL"},
-        {WEFT__OPTION_INT, "threads", &o->engine_flags.threads, 1, 1024, "N",
-         "threads of each rank, with MODEL"},
         {WEFT__OPTION_STRING, "report", &o->report, 0, 0, "FILE", "write one HTML page"},
         {WEFT__OPTION_CHOICE, "format", &o->rules, 0, 0, "sglang|vllm",
          "whose definitions, table and keys (sglang)"},
@@ -124,10 +120,12 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
         {WEFT__OPTION_FLAG, "disable-tqdm", &o->no_progress, 0, 0, NULL, "no progress bar"},
         {0},
     };
+    const struct weft__option model[] = {WEFT__MODEL_FLAGS(&o->engine_flags)}; /* with MODEL */
     struct weft__option options[OPTIONS_MAX];
     size_t count = put_data_options(o, options);
-    assert(count + WEFT__COUNT(rest) <= OPTIONS_MAX);
-    memcpy(options + count, rest, sizeof rest);
+    assert(count + WEFT__COUNT(model) + WEFT__COUNT(rest) <= OPTIONS_MAX);
+    memcpy(options + count, model, sizeof model);
+    memcpy(options + count + WEFT__COUNT(model), rest, sizeof rest);
     return parse_line(o, options, argc, argv, status);
 }
 
@@ -186,6 +184,12 @@ static int complete(struct weft__bench_options *o)
     if (o->dir != NULL && (o->api >= 0 || o->extra_body != NULL || o->tokenizer != NULL))
         return weft__usage("bench", "--endpoint, --extra-request-body and --tokenizer are for a "
                                     "URL: a model has its own tokenizer");
+    const struct weft__engine_flags *f = &o->engine_flags;
+    if (o->dir == NULL && (f->ranks | f->threads | f->context | f->kv_tokens | f->chunk |
+                           f->activations | f->rank_kind | f->portable) != 0)
+        return weft__usage("bench", "--tp, --ranks, --threads, --context, --kv-tokens, --chunk, "
+                                    "--activations and --portable are for a model directory: a "
+                                    "server has its own");
     if (o->api < 0)
         o->api = ends_with(o->url, "/chat/completions") ? WEFT__API_CHAT
                  : ends_with(o->url, "/generate")       ? WEFT__API_GENERATE
@@ -507,5 +511,8 @@ int weft__cmd_bench(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "compare") == 0) return weft__bench_compare(argc - 1, argv + 1);
     if (!parse(&o, argc, argv, &status)) return status;
     status = complete(&o);
-    return status == WEFT__EXIT_OK ? bench(&o) : status;
+    if (status != WEFT__EXIT_OK) return status;
+    if (o.dir != NULL && !weft__ranks_start("bench", o.dir, &o.engine_flags, &status))
+        return status;
+    return bench(&o);
 }

@@ -58,7 +58,7 @@ struct weft__command_line {
  * said; *status is then the exit status. Unambiguous prefixes of names are accepted. */
 bool weft__command_line_parse(struct weft__command_line *line, int argc, char **argv, int *status);
 
-/* The engine's options, shared by every command that runs a model. */
+/* The engine's options. */
 struct weft__engine_flags {
     int64_t ranks, threads, context, kv_tokens, chunk, timeout_s;
     int64_t activations;    /* weft_activations */
@@ -66,55 +66,60 @@ struct weft__engine_flags {
     const char *rendezvous; /* set by weft__ranks_start */
     bool portable, verbose;
 };
-#define WEFT__ENGINE_FLAGS(f)                                                                       \
-    {WEFT__OPTION_INT,                                                                              \
-     "tp",                                                                                          \
-     &(f)->ranks,                                                                                   \
-     1,                                                                                             \
-     WEFT__MAX_RANKS,                                                                               \
-     "N",                                                                                           \
-     "ranks the model is split over, 1 to 16 (one a NUMA node)"},                                   \
-        {WEFT__OPTION_CHOICE,                                                                       \
-         "ranks",                                                                                   \
-         &(f)->rank_kind,                                                                           \
-         0,                                                                                         \
-         0,                                                                                         \
-         "threads|processes|mpi",                                                                   \
-         "what ranks are; mpi: start with mpirun (threads)"},                                       \
-        {WEFT__OPTION_INT, "threads", &(f)->threads, 1, 1024, "N", "threads of each rank"},         \
-        {WEFT__OPTION_INT,                                                                          \
-         "context",                                                                                 \
-         &(f)->context,                                                                             \
-         1,                                                                                         \
-         INT32_MAX,                                                                                 \
-         "N",                                                                                       \
-         "longest sequence, tokens (the model's, or what fits)"},                                   \
-        {WEFT__OPTION_INT,                                                                          \
-         "kv-tokens",                                                                               \
-         &(f)->kv_tokens,                                                                           \
-         1,                                                                                         \
-         INT32_MAX,                                                                                 \
-         "N",                                                                                       \
-         "size of the KV pool, tokens"},                                                            \
-        {WEFT__OPTION_INT, "chunk", &(f)->chunk, 1, 1 << 20, "N", "tokens of a step (512)"},        \
-        {WEFT__OPTION_INT,                                                                          \
-         "timeout",                                                                                 \
-         &(f)->timeout_s,                                                                           \
-         1,                                                                                         \
-         86400,                                                                                     \
-         "S",                                                                                       \
-         "seconds a silent rank is waited for (30)"},                                               \
-        {WEFT__OPTION_CHOICE,                                                                       \
-         "activations",                                                                             \
-         &(f)->activations,                                                                         \
-         0,                                                                                         \
-         0,                                                                                         \
-         "f32|quantised|int8",                                                                      \
-         "inputs of NVFP4 and FP8 weights (f32)"},                                                  \
-        {WEFT__OPTION_FLAG, "verbose", &(f)->verbose, 0, 0, NULL, "-v: say which rank holds what"}, \
-    {                                                                                               \
-        WEFT__OPTION_FLAG, "portable", &(f)->portable, 0, 0, NULL,                                  \
-            "plain C kernels: slower, same bits"                                                    \
+/* Those that say how a model is held and computed. */
+#define WEFT__MODEL_FLAGS(f)                                                                 \
+    {WEFT__OPTION_INT,                                                                       \
+     "tp",                                                                                   \
+     &(f)->ranks,                                                                            \
+     1,                                                                                      \
+     WEFT__MAX_RANKS,                                                                        \
+     "N",                                                                                    \
+     "ranks the model is split over, 1 to 16 (one a NUMA node)"},                            \
+        {WEFT__OPTION_CHOICE,                                                                \
+         "ranks",                                                                            \
+         &(f)->rank_kind,                                                                    \
+         0,                                                                                  \
+         0,                                                                                  \
+         "threads|processes|mpi",                                                            \
+         "what ranks are; mpi: start with mpirun (threads)"},                                \
+        {WEFT__OPTION_INT, "threads", &(f)->threads, 1, 1024, "N", "threads of each rank"},  \
+        {WEFT__OPTION_INT,                                                                   \
+         "context",                                                                          \
+         &(f)->context,                                                                      \
+         1,                                                                                  \
+         INT32_MAX,                                                                          \
+         "N",                                                                                \
+         "longest sequence, tokens (the model's, or what fits)"},                            \
+        {WEFT__OPTION_INT,                                                                   \
+         "kv-tokens",                                                                        \
+         &(f)->kv_tokens,                                                                    \
+         1,                                                                                  \
+         INT32_MAX,                                                                          \
+         "N",                                                                                \
+         "size of the KV pool, tokens"},                                                     \
+        {WEFT__OPTION_INT, "chunk", &(f)->chunk, 1, 1 << 20, "N", "tokens of a step (512)"}, \
+        {WEFT__OPTION_CHOICE,                                                                \
+         "activations",                                                                      \
+         &(f)->activations,                                                                  \
+         0,                                                                                  \
+         0,                                                                                  \
+         "f32|quantised|int8",                                                               \
+         "inputs of NVFP4 and FP8 weights (f32)"},                                           \
+    {                                                                                        \
+        WEFT__OPTION_FLAG, "portable", &(f)->portable, 0, 0, NULL,                           \
+            "plain C kernels: slower, same bits"                                             \
+    }
+#define WEFT__ENGINE_FLAGS(f)                                                                    \
+    WEFT__MODEL_FLAGS(f),                                                                        \
+        {WEFT__OPTION_INT,                                                                       \
+         "timeout",                                                                              \
+         &(f)->timeout_s,                                                                        \
+         1,                                                                                      \
+         86400,                                                                                  \
+         "S",                                                                                    \
+         "seconds a silent rank is waited for (30)"},                                            \
+    {                                                                                            \
+        WEFT__OPTION_FLAG, "verbose", &(f)->verbose, 0, 0, NULL, "-v: say which rank holds what" \
     }
 
 /* Makes processes of the ranks, if the flags say so; call it before there are threads. True: go on,

@@ -95,6 +95,10 @@ def test_in_process():
     check("long answers: decode is most", where["ranks"][0]["decode_s"] > 5 * where["ranks"][0]["prefill_s"], where)
     answer = run("rate", ATLAS, "--num-prompts", "20", "--request-rate", "40", "--burstiness", "1e4")
     check("rate: arrivals are kept", answer["duration"] >= 0.45, answer["duration"])
+    check_time("processes", run("processes", ATLAS, "--num-prompts", "8", "--tp", "2", "--ranks", "processes",
+                                "--threads", "1", "--activations", "int8"), 2)
+    done = weft("http://127.0.0.1:1", "--activations", "int8")
+    check("what a server has for itself is refused", done.returncode == 2 and "model directory" in done.stderr, done)
     done = weft(ATLAS, *SHORT, "--num-prompts", "4300", "--random-output-len", "1", "--random-input-len", "1")
     same("all at once, more than an engine's queue: none is refused", done.returncode, 0)
     # 16 tokens each: some 18 steps when all run at once, twice that when the engine holds half of them back
