@@ -25,6 +25,7 @@ static bool body_is_moderate(const struct weft__buf *body, struct weft__refusal 
         if (c == '[' || c == '{') depth++;
         if (c == ']' || c == '}') depth--;
         values += c == ',' || c == '[' || c == '{';
+        values += 3 * (c == ':'); /* a member takes as much as four items */
         if (depth > WEFT__JSON_DEPTH_MAX)
             return weft__refuse(refusal, 400, "invalid_json", NULL,
                                 "the JSON is nested deeper than %d levels", WEFT__JSON_DEPTH_MAX);

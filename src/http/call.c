@@ -326,25 +326,27 @@ static struct weft__call *call_new(struct weft__conn *conn)
     return call;
 }
 
-/* Reads everything and hands it to the engine; the client waits from here on. */
-static bool prepare(struct weft__call *call, const struct weft__conn *conn,
-                    enum weft__ask_kind kind, struct weft__refusal *refusal)
+static void read_call(struct weft__reading *r)
+{
+    struct weft__ask *ask = &r->call->ask;
+    json_t *body = weft__body_parse(&r->body, &r->refusal);
+    bool ok = body != NULL && weft__ask_read(ask, r->server, ask->kind, body, &r->refusal);
+    json_decref(body);
+    if (ok && weft__engine_view(r->server->engine)->tokenizer == NULL)
+        ok = weft__refuse(&r->refusal, 400, "no_tokenizer", NULL,
+                          "this model has no tokenizer.json: its tokens cannot become text");
+    if (ok) (void)weft__prompts_read(r->server, ask, &r->prompts, &r->prompt_count, &r->refusal);
+}
+
+/* Hands what was read to the engine; the client waits from here on. */
+static bool begin(struct weft__call *call, struct weft__reading *r, struct weft__refusal *refusal)
 {
     static const char *const prefix[] = {"cmpl-", "chatcmpl-", ""};
-    struct weft__prompt *prompts = NULL;
-    int count = 0;
-    json_t *body = weft__body_parse(&conn->body, refusal);
-    bool ok = body != NULL && weft__ask_read(&call->ask, call->server, kind, body, refusal);
-    json_decref(body);
-    if (ok && weft__engine_view(call->server->engine)->tokenizer == NULL)
-        ok = weft__refuse(refusal, 400, "no_tokenizer", NULL,
-                          "this model has no tokenizer.json: its tokens cannot become text");
-    ok = ok && weft__constrain(call->server, &call->ask, refusal) &&
-         weft__prompts_read(call->server, &call->ask, &prompts, &count, refusal) &&
-         make_parts(call, prompts, count, refusal);
-    weft__prompts_free(prompts, count);
-    if (!ok) return false;
+    const enum weft__ask_kind kind = call->ask.kind;
     char id[33];
+    if (!weft__constrain(call->server, &call->ask, refusal) ||
+        !make_parts(call, r->prompts, r->prompt_count, refusal))
+        return false;
     weft__server_new_id(call->server, id);
     const char *rid = kind == WEFT__ASK_NATIVE && call->ask.rid != NULL ? call->ask.rid : id;
     (void)snprintf(call->id, sizeof call->id, "%s%s", prefix[kind], rid);
@@ -371,13 +373,26 @@ static void start(struct weft__conn *conn, struct weft__call *call, bool ok,
     weft__respond_refusal(conn, refusal);
 }
 
+static void start_read(struct weft__reading *r)
+{
+    if (r->conn == NULL)
+        call_free(r->call);
+    else
+        start(r->conn, r->call, r->refusal.status == 0 && begin(r->call, r, &r->refusal),
+              &r->refusal);
+}
+
 void weft__call_start(struct weft__conn *conn, enum weft__ask_kind kind)
 {
-    struct weft__refusal refusal = {0};
+    struct weft__refusal refusal;
     struct weft__call *call = call_new(conn);
-    bool ok = call != NULL ? prepare(call, conn, kind, &refusal)
-                           : weft__refuse(&refusal, 500, "out_of_memory", NULL, "no memory");
-    start(conn, call, ok, &refusal);
+    if (call == NULL) {
+        (void)weft__refuse(&refusal, 500, "out_of_memory", NULL, "no memory");
+        weft__respond_refusal(conn, &refusal);
+        return;
+    }
+    call->ask.kind = kind;
+    weft__read_body(conn, call, read_call, start_read);
 }
 
 /* One token through the whole path: /health_generate. */

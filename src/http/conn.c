@@ -74,13 +74,14 @@ void weft__conn_kill(struct weft__conn *conn)
     struct weft__server *server = conn->server;
     if (conn->state == WEFT__CONN_DEAD) return;
     conn->state = WEFT__CONN_DEAD;
-    if (conn->call != NULL) {
+    if (conn->call != NULL || conn->reading != NULL) {
         server->metrics.disconnects++;
         conn->status = 499; /* in the log, as nginx has it */
         weft__server_log(server, conn);
-        weft__call_orphan(conn->call);
-        conn->call = NULL;
     }
+    if (conn->reading != NULL) conn->reading->conn = NULL;
+    if (conn->call != NULL) weft__call_orphan(conn->call);
+    conn->call = NULL;
     (void)event_del(conn->read_event);
     (void)event_del(conn->write_event);
     (void)close(conn->fd);

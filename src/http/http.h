@@ -1,6 +1,7 @@
 /* http.h: an OpenAI-compatible server in front of an engine.
  *
- * One thread runs the loop and owns every connection; the engine's thread only leaves notes for it.
+ * One thread runs the loop and owns every connection; another reads large bodies for it, and the
+ * engine's leaves notes.
  * Hidden behind the handle: sockets, routes, requests under way, metrics, the console page. */
 #ifndef WEFT_SRC_HTTP_H
 #define WEFT_SRC_HTTP_H

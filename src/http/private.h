@@ -6,6 +6,7 @@
  *   ask.c      JSON -> struct weft__ask, everything checked
  *   constrain.c response_format, forced calls -> guides
  *   prompt.c   prompts and messages -> token ids; tokenize routes
+ *   reader.c   a thread that does all this with large bodies, since it takes seconds
  *   call.c     a request under way: submitted, its notes taken, ended
  *   text.c     stop strings; JSON text
  *   extract.c  reasoning, content and tool calls of a chat's text; pure
@@ -31,6 +32,7 @@ enum {
     WEFT__ANSWER_MAX = 512 << 20, /* bytes of one answer */
     WEFT__BODIES_MAX = 1 << 30,   /* bytes of bodies being received, all connections */
     WEFT__CONNECTIONS_MAX = 65536,
+    WEFT__BODY_SMALL = 64 << 10,     /* bytes of a body that the loop's thread reads itself */
     WEFT__JSON_VALUES_MAX = 4 << 20, /* of one body: what bounds its memory once parsed */
     WEFT__JSON_DEPTH_MAX = 256,
     WEFT__STOPS_MAX = 64,        /* stop strings */
@@ -210,7 +212,8 @@ struct weft__conn {
     char query[256];
     char request_id[WEFT__REQUEST_ID_MAX + 1];
     char peer[64];
-    int status; /* of the answer */
+    int status;                    /* of the answer */
+    struct weft__reading *reading; /* under way */
     struct weft__call *call;
 };
 
@@ -316,6 +319,38 @@ void weft__prompts_free(struct weft__prompt *prompts, int count);
 
 void weft__route_tokenize(struct weft__conn *conn);
 void weft__route_detokenize(struct weft__conn *conn);
+
+/* ---- reader.c ---- */
+
+struct weft__reading { /* of one body */
+    struct weft__reading *next;
+    struct weft__server *server;
+    struct weft__conn *conn; /* the loop's; NULL: it has gone */
+    struct weft__call *call; /* to be filled in, or NULL */
+    struct weft__buf body;
+    void (*read)(struct weft__reading *); /* on any thread: fills in what follows */
+    void (*done)(struct weft__reading *); /* on the loop's, also when the client has gone */
+    struct weft__refusal refusal;
+    struct weft__prompt *prompts;
+    int prompt_count;
+    struct weft__buf answer;
+};
+
+struct weft__reader {
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t work;
+    struct weft__reading *waiting, *read; /* the first to be read; what was, in any order */
+    int64_t count;                        /* handed over and not finished; the loop's */
+    bool started, closing;
+};
+
+weft_status weft__reader_open(struct weft__server *server, weft_error *err);
+void weft__reader_close(struct weft__reader *reader);
+/* Takes the body of the connection, and the call. */
+void weft__read_body(struct weft__conn *conn, struct weft__call *call,
+                     void (*read)(struct weft__reading *), void (*done)(struct weft__reading *));
+void weft__reader_take(struct weft__reader *reader); /* finishes what was read by now */
 
 /* ---- call.c ---- */
 
@@ -474,6 +509,7 @@ struct weft__server {
     struct event *wake_event, *sweep_event, *term_event, *int_event;
     int wake_fd, port;
     weft_engine *engine;                   /* NULL: still loading */
+    size_t text_max;                       /* bytes: longer ones outgrow any context */
     char *template;                        /* the chat template's text; NULL: none */
     enum weft__calls_format calls_format;  /* that the template teaches */
     bool thinks;                           /* it knows reasoning */
@@ -489,6 +525,7 @@ struct weft__server {
     uint64_t drain_deadline_ns, started_ns, next_tick_ns;
     time_t started;
     struct weft__notes notes;
+    struct weft__reader reader;
     struct weft__buf taken, scratch, piece;
     struct weft__conn *conns, *graveyard;
     int64_t conn_count, body_bytes;

@@ -15,6 +15,10 @@ static bool encode(const struct weft__server *server, struct weft__slice text, u
     if (view->tokenizer == NULL)
         return weft__refuse(refusal, 400, "no_tokenizer", param,
                             "this model has no tokenizer.json: send token ids");
+    if (text.len > server->text_max)
+        return weft__refuse(refusal, 400, "context_length_exceeded", param,
+                            "a text of %zu bytes cannot fit into the context of %lld tokens",
+                            text.len, (long long)view->plan->context);
     if (weft__tokenizer_encode(view->tokenizer, text.data, text.len, flags, ids, &err) != WEFT_OK) {
         (void)weft__refuse_error(refusal, &err);
         return false;
@@ -292,81 +296,93 @@ static void put_token_strings(const struct weft__server *server, struct weft__bu
     weft__buf_puts(out, "]");
 }
 
-static bool tokenize(struct weft__conn *conn, json_t *body, struct weft__prompt *prompt,
+static bool tokenize(const struct weft__server *server, json_t *body, struct weft__prompt *prompt,
                      bool *strings, struct weft__refusal *refusal)
 {
     struct weft__ask ask = {.kind = WEFT__ASK_COMPLETION, .body = body, .add_special = true};
     if (!weft__field_bool(body, "add_special_tokens", &ask.add_special, refusal) ||
         !weft__field_bool(body, "return_token_strs", strings, refusal))
         return false;
-    if (weft__field(body, "messages") != NULL)
-        return read_messages(conn->server, body, prompt, refusal);
+    if (weft__field(body, "messages") != NULL) return read_messages(server, body, prompt, refusal);
     const json_t *value = weft__field(body, "prompt");
     if (value == NULL) value = weft__field(body, "text");
     if (!json_is_string(value))
         return weft__refuse(refusal, 400, "invalid_type", "prompt", "prompt must be a string");
-    return read_prompt(conn->server, &ask, value, "prompt", prompt, refusal);
+    return read_prompt(server, &ask, value, "prompt", prompt, refusal);
 }
 
-void weft__route_tokenize(struct weft__conn *conn)
+static void read_tokenize(struct weft__reading *r)
 {
-    struct weft__refusal refusal = {0};
     struct weft__prompt prompt = {0};
-    struct weft__buf out;
     bool strings = false;
-    json_t *body = weft__body_parse(&conn->body, &refusal);
-    weft__buf_init(&out, WEFT__ANSWER_MAX);
-    if (body == NULL || !tokenize(conn, body, &prompt, &strings, &refusal)) {
-        weft__respond_refusal(conn, &refusal);
-    } else {
-        weft__buf_printf(&out, "{\"count\":%zu,\"max_model_len\":%lld,\"tokens\":", prompt.ids.len,
-                         (long long)weft__engine_view(conn->server->engine)->plan->context);
-        put_ids(&out, &prompt.ids);
-        weft__buf_puts(&out, ",\"token_strs\":");
+    json_t *body = weft__body_parse(&r->body, &r->refusal);
+    if (body != NULL && tokenize(r->server, body, &prompt, &strings, &r->refusal)) {
+        weft__buf_printf(&r->answer,
+                         "{\"count\":%zu,\"max_model_len\":%lld,\"tokens\":", prompt.ids.len,
+                         (long long)weft__engine_view(r->server->engine)->plan->context);
+        put_ids(&r->answer, &prompt.ids);
+        weft__buf_puts(&r->answer, ",\"token_strs\":");
         if (strings)
-            put_token_strings(conn->server, &out, &prompt.ids);
+            put_token_strings(r->server, &r->answer, &prompt.ids);
         else
-            weft__buf_puts(&out, "null");
-        weft__buf_puts(&out, "}");
-        weft__respond_json(conn, 200, &out);
+            weft__buf_puts(&r->answer, "null");
+        weft__buf_puts(&r->answer, "}");
     }
-    weft__buf_free(&out);
     weft__ids_free(&prompt.ids);
     json_decref(body);
 }
 
-void weft__route_detokenize(struct weft__conn *conn)
+static bool detokenize(const struct weft__server *server, const json_t *body,
+                       struct weft__buf *text, struct weft__refusal *refusal)
 {
-    const struct weft__tokenizer *tokenizer = weft__engine_view(conn->server->engine)->tokenizer;
-    struct weft__refusal refusal = {0};
-    struct weft__ids ids = {0};
-    struct weft__buf text, out;
-    bool skip_special = false;
-    json_t *body = weft__body_parse(&conn->body, &refusal);
+    const struct weft__tokenizer *tokenizer = weft__engine_view(server->engine)->tokenizer;
     const json_t *list = weft__field(body, "tokens");
+    struct weft__ids ids = {0};
+    bool skip_special = false;
+    if (tokenizer == NULL)
+        return weft__refuse(refusal, 400, "no_tokenizer", "tokens",
+                            "this model has no tokenizer.json");
+    if (!json_is_array(list))
+        return weft__refuse(refusal, 400, "invalid_type", "tokens", "tokens must be a list of ids");
+    bool ok = weft__field_bool(body, "skip_special_tokens", &skip_special, refusal) &&
+              read_ids(list, "tokens", &ids, refusal);
+    if (ok) weft__tokenizer_decode(tokenizer, ids.data, ids.len, skip_special, text);
+    weft__ids_free(&ids);
+    return ok;
+}
+
+static void read_detokenize(struct weft__reading *r)
+{
+    struct weft__buf text;
+    json_t *body = weft__body_parse(&r->body, &r->refusal);
     weft__buf_init(&text, WEFT__ANSWER_MAX);
-    weft__buf_init(&out, WEFT__ANSWER_MAX);
-    bool ok = body != NULL;
-    if (ok && tokenizer == NULL)
-        ok = weft__refuse(&refusal, 400, "no_tokenizer", "tokens",
-                          "this model has no tokenizer.json");
-    if (ok && !json_is_array(list))
-        ok = weft__refuse(&refusal, 400, "invalid_type", "tokens", "tokens must be a list of ids");
-    ok = ok && weft__field_bool(body, "skip_special_tokens", &skip_special, &refusal) &&
-         read_ids(list, "tokens", &ids, &refusal);
-    if (ok) {
-        weft__tokenizer_decode(tokenizer, ids.data, ids.len, skip_special, &text);
-        weft__buf_puts(&out, "{\"prompt\":");
-        weft__put_string(&out, text.data, text.len);
-        weft__buf_puts(&out, ",\"text\":");
-        weft__put_string(&out, text.data, text.len);
-        weft__buf_puts(&out, "}");
-        weft__respond_json(conn, 200, &out);
-    } else {
-        weft__respond_refusal(conn, &refusal);
+    if (body != NULL && detokenize(r->server, body, &text, &r->refusal)) {
+        weft__buf_puts(&r->answer, "{\"prompt\":");
+        weft__put_string(&r->answer, text.data, text.len);
+        weft__buf_puts(&r->answer, ",\"text\":");
+        weft__put_string(&r->answer, text.data, text.len);
+        weft__buf_puts(&r->answer, "}");
+        r->answer.failed |= text.failed;
     }
     weft__buf_free(&text);
-    weft__buf_free(&out);
-    weft__ids_free(&ids);
     json_decref(body);
+}
+
+static void answer(struct weft__reading *r)
+{
+    if (r->conn == NULL) return;
+    if (r->refusal.status != 0)
+        weft__respond_refusal(r->conn, &r->refusal);
+    else
+        weft__respond_json(r->conn, 200, &r->answer);
+}
+
+void weft__route_tokenize(struct weft__conn *conn)
+{
+    weft__read_body(conn, NULL, read_tokenize, answer);
+}
+
+void weft__route_detokenize(struct weft__conn *conn)
+{
+    weft__read_body(conn, NULL, read_detokenize, answer);
 }

@@ -227,9 +227,22 @@ static char *read_template(const char *dir)
     return template;
 }
 
+/* What is longer than a context of the longest tokens is too long, also where a normalizer makes a
+ * fourth of it, unless it is short anyway. Encoding it to count its tokens could take a minute. */
+static size_t text_max(const struct weft__engine_view *view)
+{
+    size_t longest = 1;
+    for (int32_t id = 0; view->tokenizer && id < weft__tokenizer_size(view->tokenizer); id++) {
+        size_t len = weft__token_bytes(view->tokenizer, id).len;
+        if (len > longest) longest = len;
+    }
+    return (size_t)weft__max(4 * view->plan->context * (int64_t)longest, 1 << 20);
+}
+
 void weft__route_prepare(struct weft__server *server)
 {
     const struct weft__engine_view *view = weft__engine_view(server->engine);
+    server->text_max = text_max(view);
     server->template = read_template(view->dir);
     if (server->template == NULL) return;
     server->calls_format = weft__calls_format(server->template);
@@ -287,9 +300,13 @@ static void route_flush(struct weft__conn *conn)
 static void route_abort(struct weft__conn *conn)
 {
     struct weft__refusal refusal = {0};
-    json_t *body = weft__body_parse(&conn->body, &refusal);
+    bool small = conn->body.len <= WEFT__BODY_SMALL;
+    json_t *body = small ? weft__body_parse(&conn->body, &refusal) : NULL;
     bool all = false;
     int64_t count = 0;
+    if (!small)
+        (void)weft__refuse(&refusal, 413, "invalid_value", NULL, "a body of %zu bytes for one id",
+                           conn->body.len);
     if (body == NULL || !weft__field_bool(body, "abort_all", &all, &refusal)) {
         json_decref(body);
         weft__respond_refusal(conn, &refusal);

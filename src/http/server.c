@@ -146,6 +146,7 @@ void weft__server_quit(struct weft__server *server)
 static void end_if_drained(struct weft__server *server)
 {
     if (!server->draining || server->calls != NULL) return;
+    if (server->reader.count > 0 && !server->aborted) return;
     for (const struct weft__conn *conn = server->conns; conn != NULL; conn = conn->next)
         if (conn->out.len > 0 || conn->state == WEFT__CONN_BODY) return;
     (void)event_base_loopbreak(server->base);
@@ -171,6 +172,7 @@ static void on_wake(evutil_socket_t fd, short what, void *arg)
         (void)event_base_loopbreak(server->base);
         return;
     }
+    weft__reader_take(&server->reader);
     weft__calls_take_notes(server);
     end_if_drained(server);
 }
@@ -360,6 +362,7 @@ weft_status weft__server_open(const struct weft__server_options *options, struct
         status = weft__fail(err, WEFT_NO_MEMORY, "no event loop: %s", strerror(errno));
     if (status == WEFT_OK) status = listen_at(server, err);
     if (status == WEFT_OK) status = add_events(server, err);
+    if (status == WEFT_OK) status = weft__reader_open(server, err);
     if (status != WEFT_OK) {
         weft__server_close(server);
         return status;
@@ -402,6 +405,7 @@ void weft__server_close(struct weft__server *server)
 {
     if (server == NULL) return;
     while (server->conns != NULL) weft__conn_kill(server->conns);
+    weft__reader_close(&server->reader);
     end_calls(server);
     while (server->graveyard != NULL) {
         struct weft__conn *conn = server->graveyard;

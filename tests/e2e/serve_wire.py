@@ -179,6 +179,36 @@ def test_blocked_reader(s):
     check("idle after it", s.wait_idle(30))
 
 
+def test_large_bodies(s):
+    """What takes seconds to read keeps nobody else waiting; whoever sent it may leave."""
+    members = '{"prompt": "a", "max_tokens": 1, "x": [%s]}' % ",".join(['{"a": "\\u00e9"}'] * 500000)
+    status = {}
+
+    def ask(name, path, body):
+        status[name] = s.request("POST", path, body)[0]
+
+    asks = [threading.Thread(target=ask, args=one) for one in (
+        ("members", "/v1/completions", members), ("text", "/v1/completions", '{"prompt": "%s"}' % ("a " * 20000000)),
+        ("tokens", "/detokenize", '{"tokens": [%s]}' % ",".join(["500"] * 1000000)))]
+    for thread in asks:
+        thread.start()
+    sock = socket.create_connection(("127.0.0.1", s.port), 10)
+    sock.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(members) + members.encode())
+    time.sleep(0.2)
+    sock.close()
+    slowest = 0
+    while any(thread.is_alive() for thread in asks):
+        start = time.time()
+        same("health while bodies are read", s.get("/health")[0], 200)
+        slowest = max(slowest, time.time() - start)
+        time.sleep(0.02)
+    same("statuses", status, {"members": 200, "text": 400, "tokens": 200})
+    check("nobody waits", slowest < 1, slowest)
+    same("an id of 1 MB", s.request("POST", "/abort_request", '{"rid": "%s"}' % ("x" * 1000000))[0], 413)
+    same("too many values", s.request("POST", "/v1/completions", '{"prompt": "a", "x": {%s}}' %
+                                      ",".join('"%d":0' % i for i in range(1100000)))[0], 400)
+
+
 def test_abort(s):
     got = {}
 
@@ -274,7 +304,8 @@ def main(weft, root):
     with Server(weft, model) as s:
         stalls = threading.Thread(target=test_stalls, args=(s,))
         stalls.start()
-        for test in (test_framing, test_refusals, test_leavers, test_blocked_reader, test_abort):
+        for test in (test_framing, test_refusals, test_leavers, test_blocked_reader, test_large_bodies,
+                     test_abort):
             test(s)
         stalls.join()
         check("all pages given back", s.wait_idle())
