@@ -1,8 +1,10 @@
 /* weft: the table of subcommands. */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "prog.h"
 
@@ -30,16 +32,29 @@ static void help(FILE *out)
 /* Output that could not be written is a failure, once, whatever the command thinks. */
 static int finish(const char *word, int status)
 {
-    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
-    (void)fprintf(stderr, "weft %s: cannot write to standard output: %s\n", word,
-                  errno != 0 ? strerror(errno) : "it was closed");
+    bool flushed = fflush(stdout) == 0;
+    if (flushed && !ferror(stdout)) return status;
+    (void)fprintf(stderr, "weft %s: cannot write to standard output%s%s\n", word,
+                  flushed ? "" : ": ", flushed ? "" : strerror(errno));
     return WEFT__EXIT_FAILED;
+}
+
+/* What the process was started with, made safe. */
+static void prepare_process(void)
+{
+    /* A reader that goes away and a file that may not grow are errors of write, not our end. */
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGXFSZ, SIG_IGN);
+    /* No file or socket takes the number of a standard stream that came closed: what is printed
+     * would go there. Reading from these ends at once, writing still fails. */
+    int fd;
+    while ((fd = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0 && fd <= STDERR_FILENO) continue;
+    if (fd >= 0) (void)close(fd);
 }
 
 int main(int argc, char **argv)
 {
-    /* A reader that goes away is an error of write, not the end of the process. */
-    (void)signal(SIGPIPE, SIG_IGN);
+    prepare_process();
     if (argc < 2) {
         help(stderr);
         return WEFT__EXIT_USAGE;

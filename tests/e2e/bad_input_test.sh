@@ -121,6 +121,28 @@ for command in "info $root/models/atlas" "run $root/models/atlas Hello" "--versi
         failures=$((failures + 1))
     fi
 done
+# A limit of file sizes is an error like a full disk, not a signal; nothing is left behind.
+code=0
+(ulimit -f 100 && exec "$weft" synth "$scratch/s" --like smollm2-135m --layers 1 >/dev/null 2>"$scratch/err") || code=$?
+if [ $code != 1 ] || ! grep -q 'File too large' "$scratch/err" || ls -d "$scratch"/s* 2>/dev/null; then
+    echo "FAILED: synth with a limit of file sizes: exit $code"
+    failures=$((failures + 1))
+fi
+# Sockets and files do not take the numbers of closed standard streams.
+"$weft" serve "$root/models/atlas" --port 0 <&- >&- 2>&- &
+server=$!
+for _ in $(seq 100); do
+    [ "$(readlink /proc/$server/fd/2 || true)" = /dev/null ] && break
+    sleep 0.1
+done
+for fd in 0 1 2; do
+    if [ "$(readlink /proc/$server/fd/$fd || true)" != /dev/null ]; then
+        echo "FAILED: closed stream $fd became $(readlink /proc/$server/fd/$fd || true)"
+        failures=$((failures + 1))
+    fi
+done
+kill $server
+wait $server
 
 [ $failures = 0 ] || exit 1
 echo "bad input: every case ends in one line and the right status"

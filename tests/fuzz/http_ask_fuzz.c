@@ -17,6 +17,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     (void)argc;
     (void)argv;
     server.options.model = "atlas";
+    server.text_max = 1 << 20;
     if (weft_engine_open(WEFT_SOURCE_DIR "/models/atlas", &options, &server.engine, &err) !=
         WEFT_OK)
         abort();
