@@ -440,5 +440,6 @@ bool weft__ask_read(struct weft__ask *ask, const struct weft__server *server,
 void weft__ask_free(struct weft__ask *ask)
 {
     json_decref(ask->schema);
+    free(ask->schema_text);
     json_decref(ask->body);
 }

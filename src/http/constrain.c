@@ -7,8 +7,9 @@
 #include "private.h"
 
 enum {
-    KEPT_MAX = 16,               /* guides that no request uses */
-    GUIDES_BYTES_MAX = 512 << 20 /* of all guides: above, no new one is made */
+    KEPT_MAX = 16,                /* guides that no request uses */
+    GUIDES_BYTES_MAX = 512 << 20, /* of all guides: above, no new one is made */
+    SCHEMA_BYTES_MAX = 4 << 20,   /* of one as text */
 };
 
 struct weft__constraint {
@@ -99,8 +100,8 @@ static bool read_tool_choice(struct weft__ask *ask, const struct weft__server *s
     return true;
 }
 
-bool weft__constrain_read(struct weft__ask *ask, const struct weft__server *server,
-                          const json_t *params, struct weft__refusal *refusal)
+static bool read_schema(struct weft__ask *ask, const struct weft__server *server,
+                        const json_t *params, struct weft__refusal *refusal)
 {
     const json_t *format = weft__field(params, "response_format");
     const json_t *native =
@@ -121,6 +122,20 @@ bool weft__constrain_read(struct weft__ask *ask, const struct weft__server *serv
     return read_tool_choice(ask, server, choice, refusal);
 }
 
+bool weft__constrain_read(struct weft__ask *ask, const struct weft__server *server,
+                          const json_t *params, struct weft__refusal *refusal)
+{
+    if (!read_schema(ask, server, params, refusal)) return false;
+    if (ask->schema == NULL) return true;
+    ask->schema_text = json_dumps(ask->schema, JSON_COMPACT | JSON_ENCODE_ANY);
+    if (ask->schema_text == NULL)
+        return weft__refuse(refusal, 500, "out_of_memory", NULL, "no memory");
+    if (strlen(ask->schema_text) <= SCHEMA_BYTES_MAX) return true;
+    return weft__refuse(refusal, 400, "invalid_value",
+                        ask->forced_call ? "tools" : "response_format",
+                        "a schema of more than %d MiB", SCHEMA_BYTES_MAX >> 20);
+}
+
 /* ---- guides ---- */
 
 static bool open_vocab(struct weft__server *server, struct weft__refusal *refusal)
@@ -137,8 +152,8 @@ static bool open_vocab(struct weft__server *server, struct weft__refusal *refusa
     return weft__refuse_error(refusal, &err);
 }
 
-static struct weft__constraint *make(struct weft__server *server, const struct weft__ask *ask,
-                                     char *key, struct weft__refusal *refusal)
+static struct weft__constraint *make(struct weft__server *server, struct weft__ask *ask,
+                                     struct weft__refusal *refusal)
 {
     const bool call = ask->forced_call;
     const struct weft__guide_spec spec = {.schema = ask->schema,
@@ -158,7 +173,8 @@ static struct weft__constraint *make(struct weft__server *server, const struct w
         free(c);
         return NULL;
     }
-    c->key = key;
+    c->key = ask->schema_text;
+    ask->schema_text = NULL;
     c->call = call;
     c->next = server->constraints;
     server->constraints = c;
@@ -194,14 +210,10 @@ bool weft__constrain(struct weft__server *server, struct weft__ask *ask,
 {
     if (ask->schema == NULL) return true;
     if (!open_vocab(server, refusal)) return false;
-    char *key = json_dumps(ask->schema, JSON_COMPACT | JSON_ENCODE_ANY);
-    if (key == NULL) return weft__refuse(refusal, 500, "out_of_memory", NULL, "no memory");
     struct weft__constraint *c = server->constraints;
-    while (c != NULL && (c->call != ask->forced_call || strcmp(c->key, key) != 0)) c = c->next;
-    if (c != NULL)
-        free(key);
-    else if (!have_room(server, refusal) || (c = make(server, ask, key, refusal)) == NULL)
-        free(key);
+    while (c != NULL && (c->call != ask->forced_call || strcmp(c->key, ask->schema_text) != 0))
+        c = c->next;
+    if (c == NULL && have_room(server, refusal)) c = make(server, ask, refusal);
     if (c == NULL) return false;
     c->users++;
     c->used_ns = weft__now_ns();

@@ -267,6 +267,7 @@ struct weft__ask { /* strings and slices point into `body` */
     bool reasoning;                      /* to be split off, where the model has it */
     bool one_call;                       /* of tools, at most */
     json_t *schema;                      /* of the answer, or NULL; owned */
+    char *schema_text;                   /* the same as text; owned */
     bool forced_call;                    /* the schema is of a tool call, marks around it */
     struct weft__constraint *constraint; /* from weft__constrain; the server's */
 };

@@ -189,6 +189,8 @@ def test_large_bodies(s):
 
     asks = [threading.Thread(target=ask, args=one) for one in (
         ("members", "/v1/completions", members), ("text", "/v1/completions", '{"prompt": "%s"}' % ("a " * 20000000)),
+        ("schema", "/v1/completions", json.dumps({"prompt": "a", "response_format": {
+            "type": "json_schema", "json_schema": {"schema": {"const": "x" * 40000000}}}})),
         ("tokens", "/detokenize", '{"tokens": [%s]}' % ",".join(["500"] * 1000000)))]
     for thread in asks:
         thread.start()
@@ -202,7 +204,7 @@ def test_large_bodies(s):
         same("health while bodies are read", s.get("/health")[0], 200)
         slowest = max(slowest, time.time() - start)
         time.sleep(0.02)
-    same("statuses", status, {"members": 200, "text": 400, "tokens": 200})
+    same("statuses", status, {"members": 200, "text": 400, "schema": 400, "tokens": 200})
     check("nobody waits", slowest < 1, slowest)
     same("an id of 1 MB", s.request("POST", "/abort_request", '{"rid": "%s"}' % ("x" * 1000000))[0], 413)
     same("too many values", s.request("POST", "/v1/completions", '{"prompt": "a", "x": {%s}}' %
