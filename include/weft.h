@@ -20,7 +20,7 @@ typedef struct weft_engine_options {
     int threads;         /* of each rank; default: the cores there are, shared evenly */
     int64_t context;     /* tokens of a sequence; default: the model's, or what fits in memory */
     int64_t kv_tokens;   /* size of the KV pool; default: what max_running needs, or what fits */
-    int64_t chunk;       /* tokens of a step; 512 */
+    int64_t chunk;       /* tokens of a step; 2048 beside what running requests get */
     int64_t max_running; /* sequences at once; 64 */
     int64_t max_queue;   /* sequences waiting beyond those; 4096 */
     uint32_t timeout_ms; /* how long a rank without a sign of life is waited for; 30000 */

@@ -118,6 +118,7 @@ static weft_status open_sched(struct weft_engine *e, weft_error *err)
     const struct weft__sched_options options = {
         .pages = limits->pages,
         .chunk = limits->tokens,
+        .piece = WEFT__PIECE,
         .max_outputs = limits->outputs,
         .max_running = e->plan.max_running,
         .max_queue = e->plan.max_queue,

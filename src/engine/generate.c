@@ -148,7 +148,7 @@ static weft_status run(struct call *call, const struct weft__request *request, w
         return call->error.status;
     }
     if (call->text.failed)
-        return weft__fail(err, WEFT_TOO_LONG, "the text outgrew memory or %d MiB", MAX_TEXT >> 20);
+        return weft__fail(err, WEFT_NO_MEMORY, "the text outgrew memory or %d MiB", MAX_TEXT >> 20);
     return WEFT_OK;
 }
 

@@ -7,7 +7,8 @@
 #include "engine.h"
 
 enum {
-    DEFAULT_CHUNK = 512,
+    DEFAULT_PROMPTS = 2048, /* tokens of a step beside those that running requests get */
+    OUTPUTS = 512, /* rows of a step with logits, if no more requests run: they are large */
     DEFAULT_RUNNING = 64,
     DEFAULT_QUEUE = 4096,
     MAX_THREADS = 1024,
@@ -174,12 +175,15 @@ weft_status weft__plan_make(const struct weft__arch *arch, struct weft__checkpoi
     WEFT__TRY(choose_ranks(o, &plan.ranks, err));
     plan.max_running = o->max_running > 0 ? o->max_running : DEFAULT_RUNNING;
     plan.max_queue = o->max_queue > 0 ? o->max_queue : DEFAULT_QUEUE;
-    int64_t chunk = weft__max(o->chunk > 0 ? o->chunk : DEFAULT_CHUNK, plan.max_running);
-    plan.ranks.limits =
-        (struct weft__model_limits){.tokens = chunk,
-                                    .outputs = chunk,
-                                    .activations = o->activations,
-                                    .context = o->context > 0 ? o->context : arch->context};
+    int64_t context = o->context > 0 ? o->context : arch->context;
+    int64_t chunk = o->chunk > 0
+                        ? weft__max(o->chunk, plan.max_running)
+                        : plan.max_running + weft__min(DEFAULT_PROMPTS, context * plan.max_running);
+    plan.ranks.limits = (struct weft__model_limits){
+        .tokens = chunk,
+        .outputs = weft__min(chunk, weft__max(OUTPUTS, plan.max_running)),
+        .activations = o->activations,
+        .context = context};
     measure(arch, checkpoint, &plan, &page_bytes);
     WEFT__TRY(size_pool(o, &plan, page_bytes, err));
     plan.ranks.limits.context = plan.context;

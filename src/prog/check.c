@@ -117,7 +117,7 @@ static weft_status compare_prompt(struct weft__solo *solo, const struct prompt *
                                   struct outcome *o, const float **logits, weft_error *err)
 {
     int64_t n = p->ids.shape[0], known = n - p->logits.shape[0];
-    int64_t chunk = solo->plan.ranks.limits.tokens;
+    int64_t chunk = solo->plan.ranks.limits.outputs;
     for (int64_t first = 0; first < n; first += chunk) {
         int64_t count = weft__min(chunk, n - first);
         for (int64_t i = 0; i < count; i++) {

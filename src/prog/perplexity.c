@@ -28,7 +28,7 @@ static double surprise(const float *logits, int64_t vocab, int32_t token)
 static weft_status score_window(struct weft__solo *solo, const int32_t *ids, int64_t count,
                                 struct score *s, weft_error *err)
 {
-    int64_t chunk = solo->plan.ranks.limits.tokens, vocab = solo->arch.vocab;
+    int64_t chunk = solo->plan.ranks.limits.outputs, vocab = solo->arch.vocab;
     const float *logits;
     /* Nothing comes after the last token: it need not run. */
     for (int64_t first = 0; first < count - 1; first += chunk) {

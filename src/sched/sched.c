@@ -25,6 +25,7 @@ static weft_status check_options(const struct weft__sched_options *options, weft
     } ranges[] = {
         {"KV pages", options->pages, 1, WEFT__PAGES_MAX},
         {"chunk", options->chunk, 1, WEFT__CHUNK_MAX},
+        {"piece", options->piece, 1, WEFT__CHUNK_MAX},
         {"max_outputs", options->max_outputs, 1, WEFT__CHUNK_MAX},
         {"max_running", options->max_running, 1,
          weft__min(WEFT__SEQUENCES_MAX, weft__min(options->chunk, options->max_outputs))},
@@ -365,6 +366,7 @@ void weft__sched_fail_all(struct weft__sched *sched, const weft_error *why)
         weft__sequence_finish(sched, sched->running.head, WEFT__FINISH_FAILED, -1, why);
     while (sched->waiting.head != NULL)
         weft__sequence_finish(sched, sched->waiting.head, WEFT__FINISH_FAILED, -1, why);
+    weft__sched_flush(sched); /* what the step in flight was to fill is in the cache */
 }
 
 void weft__sched_flush(struct weft__sched *sched) { weft__pool_flush(&sched->pool); }

@@ -28,11 +28,13 @@ enum {
     WEFT__SEQUENCES_MAX = 1 << 20, /* running and waiting */
     WEFT__PAGES_MAX = 1 << 26,
     WEFT__GROWTH = 64, /* tokens: the value for `growth` */
+    WEFT__PIECE = 512, /* rows: the value for `piece` */
 };
 
 struct weft__sched_options {
     int64_t pages;       /* KV pages in the pool, numbered from 0 */
     int64_t chunk;       /* rows of a batch, at most */
+    int64_t piece;       /* of them prompt rows where others decode, but for bursts */
     int64_t max_outputs; /* rows with logits, at most */
     int64_t max_running; /* sequences in the pool; at most chunk and at most max_outputs */
     int64_t max_queue;   /* sequences accepted beyond max_running */

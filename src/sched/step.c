@@ -19,7 +19,7 @@ static int64_t sharable_pages(const struct weft__sched *sched, const struct weft
 }
 
 /* Takes what the cache has of the tokens not yet computed; also in the middle of a prompt, where
- * another sequence with the same beginning may have gone ahead. */
+ * another sequence with the same beginning may have gone ahead, or does so in this very step. */
 static void take_cached(struct weft__sched *sched, struct weft__sequence *seq)
 {
     int64_t limit = sharable_pages(sched, seq);
@@ -40,14 +40,17 @@ static void take_cached(struct weft__sched *sched, struct weft__sequence *seq)
     }
 }
 
-/* Gives the pages that are full by now to the cache. */
-static void share_full(struct weft__sched *sched, struct weft__sequence *seq)
+/* Gives the pages that its first `tokens` tokens fill to the cache. Those that the planned batch
+ * fills are there for sequences planned after it: a layer stores all rows' keys and values before
+ * any row attends. But they can't give way to equal ones: the batch writes to them. */
+static void share_full(struct weft__sched *sched, struct weft__sequence *seq, int64_t tokens)
 {
-    int64_t full = seq->done;
+    int64_t full = tokens;
     if (!sched->options.cache_generated) full = weft__min(full, seq->group->request.prompt_count);
     full /= WEFT__PAGE;
     while (seq->shared < full) {
         const struct weft__page_key key = weft__sequence_key(seq, seq->shared);
+        if (tokens > seq->done && weft__pool_find(&sched->pool, &key) != WEFT__NO_PAGE) return;
         int32_t page = weft__pool_share(&sched->pool, seq->page[seq->shared], &key);
         if (page == WEFT__NO_PAGE) return;
         seq->page[seq->shared++] = page;
@@ -100,8 +103,23 @@ static void grow_running(struct weft__sched *sched)
 
 /* ---- batch ---- */
 
-/* Adds as many rows of the sequence as fit: of its prompt or, beyond, of its output. */
-static void add_rows(struct weft__sched *sched, struct weft__sequence *seq)
+/* How many rows a sequence that has `rows` to go may add to a batch in which `decoding` others get
+ * their next token. Prompts delay those tokens, so a step takes in `piece` rows of them. But while
+ * at least half as many sequences wait as decode, those whose first token is a piece away go beyond
+ * it: one long pause, shared by few, instead of many shorter ones for more and more. */
+static int64_t rows_allowed(const struct weft__sched *sched, int64_t rows, int64_t decoding)
+{
+    const struct weft__sched_options *o = &sched->options;
+    int64_t left = o->chunk - sched->batch.tokens;
+    int64_t places = o->max_running - sched->running.count;
+    int64_t waiting = sched->running.count - decoding + weft__min(sched->waiting.count, places);
+    if (decoding == 0 || (2 * waiting >= decoding && rows <= weft__min(left, o->piece)))
+        return left;
+    return weft__min(left, weft__max(decoding + o->piece - sched->batch.tokens, 0));
+}
+
+/* Adds as many rows of the sequence as are allowed: of its prompt or, beyond, of its output. */
+static void add_rows(struct weft__sched *sched, struct weft__sequence *seq, int64_t decoding)
 {
     const struct weft__request *r = &seq->group->request;
     struct weft__batch *batch = &sched->batch;
@@ -113,7 +131,7 @@ static void add_rows(struct weft__sched *sched, struct weft__sequence *seq)
     int64_t output_end = seq->output_count < r->max_tokens ? total : total - 1;
     int64_t output = output_end == total ? total - 1 : total;
     if (seq->next_logprob < r->prompt_count) output = weft__max(begin, seq->next_logprob - 1);
-    end = weft__min(end, begin + sched->options.chunk - batch->tokens);
+    end = weft__min(end, begin + rows_allowed(sched, end - begin, decoding));
     end = weft__min(end, output + sched->options.max_outputs - batch->outputs);
     if (end <= begin) return;
 
@@ -133,6 +151,7 @@ static void add_rows(struct weft__sched *sched, struct weft__sequence *seq)
         sched->position[row] = (int32_t)at;
         sched->kv_slot[row] = (int64_t)seq->page[at / WEFT__PAGE] * WEFT__PAGE + at % WEFT__PAGE;
     }
+    share_full(sched, seq, end);
 }
 
 static bool decodes(const struct weft__sequence *seq)
@@ -174,11 +193,13 @@ static bool place(struct weft__sched *sched, struct weft__sequence *seq)
 
 /* The next sequence in order, or NULL when it doesn't fit: no later one may overtake it, except
  * samples that wait for the first of their request to fill the cache. */
-static struct weft__sequence *admit(struct weft__sched *sched, uint64_t now_ns)
+static struct weft__sequence *admit(struct weft__sched *sched, uint64_t now_ns, int64_t decoding)
 {
     struct weft__sequence *seq = sched->waiting.head;
     while (seq != NULL && seq->sample > 0 && !seq->group->prompt_ready) seq = seq->next;
-    if (seq == NULL || !place(sched, seq)) return NULL;
+    if (seq == NULL || rows_allowed(sched, weft__sequence_tokens(seq), decoding) == 0 ||
+        !place(sched, seq))
+        return NULL;
     weft__queue_remove(&sched->waiting, seq);
     seq->running = true;
     weft__queue_insert(&sched->running, seq);
@@ -211,16 +232,17 @@ bool weft__sched_plan(struct weft__sched *sched, uint64_t now_ns, const struct w
     struct weft__batch *b = &sched->batch;
     b->tokens = b->seqs = b->outputs = 0;
     for (struct weft__sequence *seq = sched->running.head; seq != NULL; seq = seq->next)
-        if (decodes(seq)) add_rows(sched, seq);
+        if (decodes(seq)) add_rows(sched, seq, 0);
+    int64_t decoding = b->seqs;
     for (struct weft__sequence *seq = sched->running.head; seq != NULL; seq = seq->next) {
         if (decodes(seq) || b->tokens == sched->options.chunk) continue;
         take_cached(sched, seq);
-        add_rows(sched, seq);
+        add_rows(sched, seq, decoding);
     }
-    while (b->tokens < sched->options.chunk && sched->running.count < sched->options.max_running) {
-        struct weft__sequence *seq = admit(sched, now_ns);
+    while (sched->running.count < sched->options.max_running) {
+        struct weft__sequence *seq = admit(sched, now_ns, decoding);
         if (seq == NULL) break;
-        add_rows(sched, seq);
+        add_rows(sched, seq, decoding);
     }
     if (b->tokens == 0) return false;
     sched->in_flight = true;
@@ -321,7 +343,7 @@ static void take_rows(struct weft__sched *sched, struct weft__sequence *seq, con
 {
     const struct weft__request *r = &seq->group->request;
     seq->done += seq->rows;
-    share_full(sched, seq);
+    share_full(sched, seq, seq->done);
     if (seq->done >= r->prompt_count) seq->group->prompt_ready = true;
     if (seq->ending) {
         weft__sequence_finish(sched, seq, seq->finish, -1, NULL);

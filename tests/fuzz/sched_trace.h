@@ -113,8 +113,7 @@ static void trace_check_batch(struct trace *trace, const struct weft__batch *b)
     TRACE_CHECK(b->tokens > 0 && b->tokens <= trace->options.chunk);
     TRACE_CHECK(b->seqs > 0 && b->seqs <= trace->options.max_running);
     TRACE_CHECK(b->outputs >= 0 && b->outputs <= trace->options.max_outputs);
-    bool written[TRACE_PAGES_MAX * WEFT__PAGE] = {0};
-    int holders[TRACE_PAGES_MAX] = {0};
+    bool taken[TRACE_PAGES_MAX * WEFT__PAGE] = {0}; /* written or read by a sequence before */
     int32_t row = 0;
     for (int32_t s = 0; s < b->seqs; s++) {
         const struct weft__seq *seq = &b->seq[s];
@@ -124,18 +123,15 @@ static void trace_check_batch(struct trace *trace, const struct weft__batch *b)
             TRACE_CHECK(position == seq->kv_len - seq->count + i);
             TRACE_CHECK(b->slot[row] ==
                         seq->pages[position / WEFT__PAGE] * WEFT__PAGE + position % WEFT__PAGE);
-            TRACE_CHECK(!written[b->slot[row]]);
-            written[b->slot[row]] = true;
+            TRACE_CHECK(!taken[b->slot[row]]);
         }
-        for (int64_t i = 0; i < weft__ceil_div(seq->kv_len, WEFT__PAGE); i++) {
-            TRACE_CHECK(seq->pages[i] >= 0 && seq->pages[i] < trace->options.pages);
-            holders[seq->pages[i]]++;
+        for (int64_t at = 0; at < seq->kv_len; at++) {
+            int32_t page = seq->pages[at / WEFT__PAGE];
+            TRACE_CHECK(page >= 0 && page < trace->options.pages);
+            taken[page * WEFT__PAGE + at % WEFT__PAGE] = true;
         }
     }
     TRACE_CHECK(row == b->tokens);
-    for (int64_t i = 0; i < trace->options.pages * WEFT__PAGE;
-         i++) /* nobody reads what is written */
-        TRACE_CHECK(!written[i] || holders[i / WEFT__PAGE] == 1);
     for (int32_t i = 0; i < b->outputs; i++)
         TRACE_CHECK(b->output[i] < b->tokens && (i == 0 || b->output[i] > b->output[i - 1]));
 }
@@ -528,6 +524,7 @@ static void trace_open(struct trace *trace)
     o->eos = trace->eos;
     o->eos_count = 1;
     o->cache_generated = trace_byte(trace) % 2;
+    o->piece = trace_range(trace, 1, o->chunk);
     trace->room = weft__min(o->context, o->pages * WEFT__PAGE);
     TRACE_CHECK(weft__sched_open(o, &trace->sched, NULL) == WEFT_OK);
     TRACE_CHECK(weft__sampler_open(TRACE_VOCAB, TRACE_USABLE, &trace->sampler, NULL) == WEFT_OK);

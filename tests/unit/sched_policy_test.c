@@ -56,6 +56,7 @@ static struct weft__sched *open_sched(struct weft__sched_options options)
     options.eos_count = 1;
     if (options.context == 0) options.context = 4096;
     if (options.max_outputs == 0) options.max_outputs = options.max_running;
+    if (options.piece == 0) options.piece = options.chunk;
     weft_error err = {0};
     if (weft__sched_open(&options, &sched, &err) != WEFT_OK) fail_msg("%s", err.text);
     return sched;
@@ -174,6 +175,7 @@ static void bad_options_are_refused(void **unused)
     (void)unused;
     const struct weft__sched_options good = {.pages = 4,
                                              .chunk = 8,
+                                             .piece = 8,
                                              .max_outputs = 8,
                                              .max_running = 8,
                                              .context = 10,
@@ -237,6 +239,55 @@ static void long_prompt_does_not_block_decode(void **unused)
     while (step(sched)) continue;
     assert_int_equal(a.last.generated_tokens, 20);
     assert_int_equal(a.last.finish, WEFT__FINISH_LENGTH);
+    weft__sched_close(sched);
+}
+
+/* The next batch: its sequences, and the rows of prompts among them. */
+static void expect_step(struct weft__sched *sched, int seqs, int prompt_rows)
+{
+    const struct weft__batch *batch;
+    int rows = 0;
+    assert_true(weft__sched_plan(sched, 1, &batch));
+    for (int32_t i = 0; i < batch->seqs; i++)
+        if (!batch->seq[i].generated) rows += batch->seq[i].count;
+    assert_int_equal(batch->seqs, seqs);
+    assert_int_equal(rows, prompt_rows);
+    answer(sched, batch);
+}
+
+/* Prompts hold those that decode up by `piece` rows a step, unless a burst of them waits. */
+static void bursts_are_taken_in_at_once(void **unused)
+{
+    (void)unused;
+    static struct client c;
+    c = (struct client){0};
+    struct weft__sched *sched = open_sched((struct weft__sched_options){
+        .pages = 1000, .chunk = 100, .piece = 30, .max_running = 10, .max_queue = 40});
+    submit(sched, request(&c, 1, 150, 60));
+    expect_step(sched, 1, 100); /* nobody decodes */
+    expect_step(sched, 1, 50);
+
+    submit(sched, request(&c, 2, 150, 60));
+    for (int i = 0; i < 5; i++) expect_step(sched, 2, 30); /* one too long for a step is cut */
+    expect_step(sched, 2, 0);
+    for (int32_t i = 3; i < 7; i++) submit(sched, request(&c, i, 30, 60));
+    expect_step(sched, 5, 90); /* as many as fit a step whole, */
+    expect_step(sched, 6, 30); /* then the others */
+    for (int32_t i = 7; i < 10; i++) submit(sched, request(&c, i, 29, 60));
+    expect_step(sched, 9, 29 * 3); /* 3 wait, 6 decode */
+    for (int32_t i = 10; i < 15; i++) submit(sched, request(&c, i, 29, 60));
+    expect_step(sched, 10, 29); /* for one there is a place, 9 decode */
+    while (step(sched)) continue;
+    assert_int_equal(c.finishes, 14);
+    weft__sched_close(sched);
+
+    sched = open_sched((struct weft__sched_options){
+        .pages = 1000, .chunk = 100, .piece = 30, .max_running = 10, .max_queue = 40});
+    for (int32_t i = 1; i < 6; i++) submit(sched, request(&c, i, 20, 60));
+    expect_step(sched, 5, 100);
+    for (int32_t i = 6; i < 8; i++) submit(sched, request(&c, i, 20, 60));
+    expect_step(sched, 7, 30); /* 2 wait, 5 decode */
+    expect_step(sched, 7, 10);
     weft__sched_close(sched);
 }
 
@@ -395,6 +446,35 @@ static void prefix_cache_saves_whole_pages(void **unused)
     assert_int_equal(computed_by(sched, request(&c, 4, 460, 1)), 460);
     assert_int_equal(computed_by(sched, request(&c, 2, 129, 1)), 1);
     assert_int_equal(computed_by(sched, request(&c, 3, 129, 1)), 129 - 48); /* 5 of 8 pages gone */
+    weft__sched_close(sched);
+}
+
+/* A burst with one beginning: computed once, though all are in one step. What a failed step was to
+ * fill is forgotten. */
+static void prefix_is_shared_within_a_step(void **unused)
+{
+    (void)unused;
+    static struct client c[8];
+    memset(c, 0, sizeof c);
+    struct weft__sched *sched = open_sched((struct weft__sched_options){
+        .pages = 400, .chunk = 1024, .max_running = 8, .max_queue = 8});
+    const struct weft__batch *batch;
+    const weft_error why = {WEFT_DEVICE, "the device is gone"};
+    struct weft__request r = request(&c[0], 1, 500, 3);
+    submit(sched, r);
+    assert_true(weft__sched_plan(sched, 1, &batch));
+    weft__sched_fail_all(sched, &why);
+    for (int i = 0; i < 8; i++) {
+        r.ctx = &c[i];
+        submit(sched, r);
+    }
+    expect_step(sched, 8, 500 + 7 * (500 - 496));
+    while (step(sched)) continue;
+    for (int i = 0; i < 8; i++) {
+        assert_int_equal(c[i].last.cached_tokens, i == 0 ? 0 : 496);
+        assert_int_equal(c[i].last.generated_tokens, 3);
+        assert_int_equal(c[i].token[0], 2);
+    }
     weft__sched_close(sched);
 }
 
@@ -569,11 +649,13 @@ int main(void)
         cmocka_unit_test(bad_requests_are_refused),
         cmocka_unit_test(bad_options_are_refused),
         cmocka_unit_test(long_prompt_does_not_block_decode),
+        cmocka_unit_test(bursts_are_taken_in_at_once),
         cmocka_unit_test(first_come_first_served_within_priority),
         cmocka_unit_test(retraction_replays),
         cmocka_unit_test(retraction_chooses),
         cmocka_unit_test(samples_share_the_prompt),
         cmocka_unit_test(prefix_cache_saves_whole_pages),
+        cmocka_unit_test(prefix_is_shared_within_a_step),
         cmocka_unit_test(generated_pages_are_shared_only_where_exact),
         cmocka_unit_test(finishes_for_the_right_reason),
         cmocka_unit_test(failure_reaches_everyone),
