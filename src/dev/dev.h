@@ -271,10 +271,10 @@ struct weft__op_round_int8 {
 /* ---- the tables ---- */
 
 struct weft__dev_options {
-    int threads;   /* the rank's team, at least 1 */
-    int first_cpu; /* thread i is pinned to first_cpu + i; -1: not pinned. Thread 0 is the one
-                      that calls open: the same must then call the operations */
-    bool portable; /* use the portable C kernels even where faster ones run */
+    int threads;         /* the rank's team, at least 1 */
+    int first_cpu;       /* thread i is pinned to first_cpu + i; -1: not pinned. Thread 0 is the one
+                            that calls open: the same must then call the operations */
+    const char *kernels; /* "avx512", "avx2" or "portable"; NULL: the fastest that run here */
 };
 
 struct weft__dev_core {

@@ -180,7 +180,7 @@ static weft_status rank_load(struct rank *r, weft_error *err)
     const struct weft__dev_options options = {
         .threads = all->options.threads,
         .first_cpu = all->options.pinned ? r->index * all->options.threads : -1,
-        .portable = all->options.portable,
+        .kernels = all->options.portable ? "portable" : NULL,
     };
     WEFT__TRY(all->device->core->open(&options, &r->dev, err));
     WEFT__TRY(make_room(r, err));

@@ -1,8 +1,8 @@
 /* dev_cpu_bench: what the CPU device's operations reach, against the memory bandwidth and the
  * multiply-add peak that the same threads reach in the same run.
  *
- * Usage: bench_dev_cpu [THREADS]. Times are the best of several; weights are taken in turn from a
- * pool larger than the caches, as in a decode step. */
+ * Usage: bench_dev_cpu [THREADS [KERNELS]]. Times are the best of several; weights are taken in
+ * turn from a pool larger than the caches, as in a decode step. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -337,7 +337,8 @@ int main(int argc, char **argv)
 {
     int threads = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 1;
     weft_error err;
-    const struct weft__dev_options options = {.threads = threads, .first_cpu = -1};
+    const struct weft__dev_options options = {
+        .threads = threads, .first_cpu = -1, .kernels = argc > 2 ? argv[2] : NULL};
     if (weft__cpu.core->open(&options, &dev, &err) != WEFT_OK) {
         fprintf(stderr, "dev_cpu_bench: %s\n", err.text);
         return 1;

@@ -2,7 +2,7 @@
  * bandwidth that as many threads read with in the same run. One rank; the device's table of
  * operations is wrapped here, so that nothing is timed in the product.
  *
- * Usage: bench_model_step [MODEL [THREADS [f32|int8 [SEQUENCES [KEYS]]]]]
+ * Usage: bench_model_step [MODEL [THREADS [f32|int8 [SEQUENCES [KEYS [KERNELS]]]]]]
  * KEYS: how many each sequence sees at the first step; they are what memory holds, not computed. */
 #include <math.h>
 #include <pthread.h>
@@ -199,6 +199,7 @@ struct bench {
     weft_comm *comm;
     struct weft__model *model;
     int32_t seqs, keys;
+    const char *kernels;
 };
 
 static weft_status open_bench(struct bench *b, const char *dir, int threads, bool int8,
@@ -208,7 +209,8 @@ static weft_status open_bench(struct bench *b, const char *dir, int threads, boo
     device = (struct weft__device){.core = weft__cpu.core, .model = &timed};
     WEFT__TRY(weft__arch_load(dir, &b->arena, &b->arch, err));
     WEFT__TRY(weft__checkpoint_open(dir, &b->checkpoint, err));
-    const struct weft__dev_options dev = {.threads = threads, .first_cpu = -1};
+    const struct weft__dev_options dev = {
+        .threads = threads, .first_cpu = -1, .kernels = b->kernels};
     WEFT__TRY(weft__cpu.core->open(&dev, &b->dev, err));
     const weft_world_options world = {
         .size = 1,
@@ -315,7 +317,8 @@ int main(int argc, char **argv)
     int threads = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 2;
     bool int8 = argc > 3 && strcmp(argv[3], "int8") == 0;
     struct bench b = {.seqs = argc > 4 ? (int32_t)strtol(argv[4], NULL, 10) : 1,
-                      .keys = argc > 5 ? (int32_t)strtol(argv[5], NULL, 10) : 64};
+                      .keys = argc > 5 ? (int32_t)strtol(argv[5], NULL, 10) : 64,
+                      .kernels = argc > 6 ? argv[6] : NULL};
     weft_error err = {0};
     if (threads < 1 || threads > THREADS_MAX || b.seqs < 1 || b.keys < 1) return 2;
     double bandwidth = measure_bandwidth(threads);

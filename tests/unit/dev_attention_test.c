@@ -202,7 +202,7 @@ static void attention_without_heads(void **state)
     struct scene s = scene(1, 1, 4, 4, lengths, counts);
     struct weft__op_attention op = scene_op(&s);
     op.heads = 0;
-    for (int d = 0; d < CASE_DEVICES; d++) weft__cpu.model->attention(case_dev[d], &op);
+    for (int d = 0; d < case_devices; d++) weft__cpu.model->attention(case_dev[d], &op);
     scene_free(&s);
 }
 
@@ -263,7 +263,7 @@ static void attention_does_not_see_the_batch(void **state)
                     one.seq = &part;
                     one.seqs = 1;
                     one.y = parts;
-                    weft__cpu.model->attention(case_dev[row % CASE_DEVICES], &one);
+                    weft__cpu.model->attention(case_dev[row % case_devices], &one);
                 }
             assert_memory_equal(whole, parts, size);
         }

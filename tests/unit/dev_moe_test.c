@@ -140,7 +140,7 @@ static void route_survives_nan(void **state)
                                     .top_groups = 2,
                                     .sigmoid = variant % 2,
                                     .scale = 1};
-        for (int d = 0; d < CASE_DEVICES; d++) {
+        for (int d = 0; d < case_devices; d++) {
             int32_t out[24];
             run_route(case_dev[d], &op, out);
             for (int t = 0; t < 3; t++) {

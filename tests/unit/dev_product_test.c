@@ -164,7 +164,7 @@ static void linear_passes_nan_and_infinity(void **state)
                                          .tokens = tokens,
                                          .y = y,
                                          .y_stride = 5};
-            for (int d = 0; d < CASE_DEVICES; d++) {
+            for (int d = 0; d < case_devices; d++) {
                 weft__cpu.model->linear(case_dev[d], &op);
                 for (int64_t i = 0; i < tokens * 5; i++) {
                     float want =
@@ -221,7 +221,7 @@ static void check_int8(int64_t rows, int64_t cols, int64_t tokens, bool bias, co
     struct case_matrix w =
         case_matrix((struct case_kind){WEFT_F4_E2M1, WEFT__SCALE_NVFP4}, rows, cols, bias);
     float *got = malloc((size_t)(tokens * rows + 1) * sizeof *got);
-    for (int d = 0; d < CASE_DEVICES; d++) {
+    for (int d = 0; d < case_devices; d++) {
         struct weft__int8 *codes = round_rows(case_dev[d], x, tokens, cols);
         struct weft__op_linear op = {
             .w = &w.m, .count = 1, .x_int8 = codes, .tokens = tokens, .y = got, .y_stride = rows};
@@ -290,7 +290,7 @@ static void every_code_decodes(void **state)
                                .scale = scales,
                                .scale_row_bytes = 1,
                                .scale_global = 1};
-    for (int d = 0; d < CASE_DEVICES; d++) {
+    for (int d = 0; d < case_devices; d++) {
         float y[256];
         const int32_t zero = 0;
         struct weft__op_embed op = {.table = &fp8, .token = &zero, .tokens = 1, .y = y};
@@ -427,7 +427,7 @@ static void padding_has_one_sign(void **state)
     for (int i = 0; i < TOKENS * LONGEST; i++) x[i] = -1e-30f;
     for (int64_t n = 1; n <= LONGEST; n++)
         for (int64_t tokens = 1; tokens <= TOKENS; tokens++)
-            for (int d = 0; d < CASE_DEVICES; d++)
+            for (int d = 0; d < case_devices; d++)
                 for (int transposed = 0; transposed < 2; transposed++) {
                     struct weft__matrix m = {.dtype = WEFT_F32,
                                              .rows = transposed ? n : 1,

@@ -231,7 +231,7 @@ static void kv_goes_in_and_comes_out(void **state)
     int64_t slot[TOKENS];
     for (int t = 0; t < TOKENS; t++) slot[t] = pages[t / 16] * 16 + t % 16;
     float *x = case_floats(TOKENS * STRIDE), *cache = malloc(PAGES * 16 * ROW * sizeof(float));
-    for (int d = 0; d < CASE_DEVICES; d++) {
+    for (int d = 0; d < case_devices; d++) {
         for (int i = 0; i < PAGES * 16 * ROW; i++) cache[i] = -7;
         weft__cpu.model->kv_store(case_dev[d], &(struct weft__op_kv_store){.x = x,
                                                                            .x_stride = STRIDE,

@@ -31,6 +31,9 @@ static void open_refuses_what_cannot_be(void **state)
     const struct weft__dev_options far = {.threads = 2, .first_cpu = 100000};
     assert_int_equal(weft__cpu.core->open(&far, &dev, &err), WEFT_INVALID);
     assert_non_null(strstr(err.text, "CPU 100000"));
+    const struct weft__dev_options strange = {.threads = 1, .first_cpu = -1, .kernels = "abacus"};
+    assert_int_equal(weft__cpu.core->open(&strange, &dev, &err), WEFT_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "abacus"));
     assert_null(dev);
 }
 

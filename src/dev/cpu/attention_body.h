@@ -10,7 +10,10 @@
 
 #include "int8_body.h"
 
-enum { VALUES = 8 }; /* most vectors of a value that stay in registers */
+enum {
+    LANES = 8 * WIDE,
+    VALUES = 8, /* most vectors of a value that stay in registers */
+};
 
 /* One page of keys as a unit's queries see it. */
 struct page {
@@ -28,18 +31,19 @@ struct query {
     float p[WEFT__PAGE];
 };
 
-/* Scores of four keys, from j on, for `queries` queries. */
-INLINE void score_tile(int queries, const void *const k[ROWS], struct query *query, int64_t j,
+/* Scores of ROWS keys, from j on, for `queries` queries. */
+INLINE void score_tile(int queries, const struct codes k[HEIGHT], struct query *query, int64_t j,
                        int64_t dim, float scale)
 {
     const float *q[TOKENS];
-    f32x8 sum[ROWS * TOKENS] = {0};
+    wide sum[HEIGHT * TOKENS] = {0};
     for (int t = 0; t < queries; t++) q[t] = query[t].q;
-    dots(queries, WEFT_F32, k, q, dim, sum);
-    for (int t = 0; t < queries; t++) {
-        f32x4 score = tile_result(queries, sum, t) * (f32x4){scale, scale, scale, scale};
-        memcpy(query[t].p + j, &score, sizeof score);
-    }
+    dots(queries, WEFT_F32, false, k, q, dim, sum);
+    for (int t = 0; t < queries; t++)
+        for (int r = 0; r < ROWS; r += 4) {
+            f32x4 score = tile_result(queries, sum, t, r) * (f32x4){scale, scale, scale, scale};
+            memcpy(query[t].p + j + r, &score, sizeof score);
+        }
 }
 
 /* Queries first .. last: score of every key of the page. */
@@ -49,8 +53,10 @@ INLINE void page_scores(const struct page *page, struct query *query, int64_t fi
     for (int64_t i = first, n; i < last; i += n) {
         n = next_three(last - i);
         for (int64_t j = 0; j < page->count; j += ROWS) {
-            const void *k[ROWS];
-            for (int r = 0; r < ROWS; r++) k[r] = page->k[weft__min(j + r, page->count - 1)];
+            struct codes k[HEIGHT];
+            for (int r = 0; r < ROWS; r++)
+                k[r / WIDE].data[r % WIDE] =
+                    (const uint8_t *)page->k[weft__min(j + r, page->count - 1)];
             FOR_THREE(score_tile, n, k, query + i, j, dim, scale)
         }
     }
@@ -79,26 +85,28 @@ INLINE void page_softmax(const struct page *page, struct query *query)
 INLINE void values_tile(int vectors, int queries, const struct page *page,
                         const struct query *query, int64_t low, int64_t high, int64_t at)
 {
-    f32x8 s[TOKENS * VALUES], v[VALUES];
+    wide s[TOKENS * VALUES], v[VALUES];
     for (int t = 0; t < queries; t++)
         for (int c = 0; c < vectors; c++)
-            s[t * vectors + c] = load8(query[t].y + at + 8 * c) * splat(query[t].rescale);
+            s[t * vectors + c] =
+                load_wide(query[t].y + at + LANES * c) * splat_wide(query[t].rescale);
     for (int64_t j = low; j < high; j++) {
-        for (int c = 0; c < vectors; c++) v[c] = load8(page->v[j] + at + 8 * c);
+        for (int c = 0; c < vectors; c++) v[c] = load_wide(page->v[j] + at + LANES * c);
         for (int t = 0; t < queries; t++)
             for (int c = 0; c < vectors; c++)
-                s[t * vectors + c] = fma8(splat(query[t].p[j]), v[c], s[t * vectors + c]);
+                s[t * vectors + c] = fma_wide(splat_wide(query[t].p[j]), v[c], s[t * vectors + c]);
     }
     for (int t = 0; t < queries; t++)
-        for (int c = 0; c < vectors; c++) store8(query[t].y + at + 8 * c, s[t * vectors + c]);
+        for (int c = 0; c < vectors; c++)
+            store_wide(query[t].y + at + LANES * c, s[t * vectors + c]);
 }
 
 INLINE void values_rest(const struct page *page, struct query *query, int64_t at, int64_t n)
 {
-    f32x8 s = load_first(query->y + at, n) * splat(query->rescale);
+    wide s = load_first_wide(query->y + at, n) * splat_wide(query->rescale);
     for (int64_t j = query->low; j < query->high; j++)
-        s = fma8(splat(query->p[j]), load_first(page->v[j] + at, n), s);
-    store_first(query->y + at, s, n);
+        s = fma_wide(splat_wide(query->p[j]), load_first_wide(page->v[j] + at, n), s);
+    store_first_wide(query->y + at, s, n);
 }
 
 /* `queries` queries that see the same keys of the page; at most nine sums side by side. */
@@ -106,10 +114,10 @@ INLINE void page_values_of(int queries, const struct page *page, struct query *q
 {
     int64_t at = 0, low = query->low, high = query->high;
     if (queries == 1)
-        for (; at + 8 * VALUES <= dim; at += 8 * VALUES)
+        for (; at + LANES * VALUES <= dim; at += LANES * VALUES)
             values_tile(VALUES, queries, page, query, low, high, at);
-    for (int n; at + 8 <= dim; at += 8 * n) {
-        n = next_three((dim - at) / 8);
+    for (int n; at + LANES <= dim; at += LANES * n) {
+        n = next_three((dim - at) / LANES);
         FOR_THREE(values_tile, n, queries, page, query, low, high, at)
     }
     if (at < dim)

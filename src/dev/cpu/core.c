@@ -36,24 +36,53 @@ static void dev_free(struct weft__dev *dev, void *memory)
     free(block);
 }
 
+/* ---- the choice of kernels; __builtin_cpu_supports asks the operating system too ---- */
+
 #if defined(__x86_64__)
-/* clang 14's __builtin_cpu_supports does not know this one. */
-static bool has_f16c(void)
+
+static bool runs_avx2(void)
 {
+    /* clang 14's __builtin_cpu_supports does not know F16C. */
     unsigned eax, ebx, ecx, edx;
-    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
+
+static bool runs_avx512(void)
+{
+    return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+
 #endif
 
-static const struct weft__kernels *pick_kernels(bool portable)
-{
+static bool runs_portable(void) { return true; }
+
+/* Fastest first. */
+static const struct kernel_set {
+    const struct weft__kernels *kernels;
+    bool (*runs)(void);
+} kernel_sets[] = {
 #if defined(__x86_64__)
-    if (!portable && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
-        return &weft__kernels_avx2;
-#else
-    (void)portable;
+    {&weft__kernels_avx512, runs_avx512},
+    {&weft__kernels_avx2, runs_avx2},
 #endif
-    return &weft__kernels_portable;
+    {&weft__kernels_portable, runs_portable},
+};
+
+static weft_status pick_kernels(const char *name, const struct weft__kernels **out, weft_error *err)
+{
+    for (size_t i = 0; i < WEFT__COUNT(kernel_sets); i++) {
+        const struct kernel_set *set = &kernel_sets[i];
+        if (!set->runs() || (name != NULL && strcmp(name, set->kernels->name) != 0)) continue;
+        *out = set->kernels;
+        return WEFT_OK;
+    }
+    return weft__fail(err, WEFT_UNSUPPORTED,
+                      "this processor does not run the kernels '%s'; "
+                      "'portable' run anywhere",
+                      name);
 }
 
 static void dev_close(struct weft__dev *dev)
@@ -97,13 +126,13 @@ static weft_status dev_open(const struct weft__dev_options *options, struct weft
     struct weft__dev *dev = calloc(1, sizeof *dev);
     if (dev == NULL) return weft__fail_oom(err, sizeof *dev, "a CPU device");
     dev->threads = options->threads;
-    dev->kernels = pick_kernels(options->portable);
-    dev->rows = weft__rows_pick(options->portable);
     for (int i = 0; i < 256; i++) {
         dev->e4m3[i] = weft__f32_from_e4m3((uint8_t)i);
         dev->nvfp4_scale[i] = dev->e4m3[i] * 0x1p-25f;
     }
-    weft_status status = open_scratch(dev, err);
+    weft_status status = pick_kernels(options->kernels, &dev->kernels, err);
+    dev->rows = weft__rows_pick(dev->kernels == &weft__kernels_portable);
+    if (status == WEFT_OK) status = open_scratch(dev, err);
     if (status == WEFT_OK) status = weft__team_open(dev, options, &dev->team, err);
     if (status != WEFT_OK) {
         dev_close(dev);

@@ -1,7 +1,8 @@
 /* cpu.h: inside the CPU device: a rank's team of threads and the kernels it runs.
  *
- * Kernels are written once, in eight-lane vectors (*_body.h), and compiled twice: kernels.c for any
- * processor, kernels_avx2.c for AVX2, FMA and F16C. Both give the same bits. */
+ * Kernels are written once, in eight-lane vectors (*_body.h), and compiled three times: kernels.c
+ * for any processor, kernels_avx2.c for AVX2, FMA and F16C, kernels_avx512.c for AVX-512 with VNNI,
+ * where a register holds two rows. All give the same bits. */
 #ifndef WEFT_SRC_DEV_CPU_H
 #define WEFT_SRC_DEV_CPU_H
 
@@ -52,7 +53,7 @@ struct weft__scratch {
 /* 64 columns of an INT8 row. Even columns first: that is how packed codes fall apart. */
 struct weft__int8_chunk {
     alignas(32) int8_t code[WEFT__INT8_COLUMNS];
-    int32_t sum[8]; /* of each lane's eight codes, times 12 */
+    int32_t sum[8]; /* of each lane's eight codes, times -12 */
     float scale[8]; /* of each lane's block, times 2^8 / 2: what an NVFP4 scale is short of */
 };
 static_assert(sizeof(struct weft__int8_chunk) == WEFT__INT8_BYTES, "the layout's size is known");
@@ -107,7 +108,7 @@ struct weft__kernels {
 
 extern const struct weft__kernels weft__kernels_portable;
 #if defined(__x86_64__)
-extern const struct weft__kernels weft__kernels_avx2;
+extern const struct weft__kernels weft__kernels_avx2, weft__kernels_avx512;
 #endif
 
 /* ---- one rank's device ---- */

@@ -37,7 +37,7 @@ INLINE void store_codes(i32x8 a, i32x8 b, int block, struct weft__int8_chunk *y)
     __m256i pairs = _mm256_hadd_epi32((__m256i)a, (__m256i)b);
     __m128i fours =
         _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-    __m128i sums = _mm_mullo_epi32(_mm_hadd_epi32(fours, fours), _mm_set1_epi32(OFFSET));
+    __m128i sums = _mm_mullo_epi32(_mm_hadd_epi32(fours, fours), _mm_set1_epi32(-OFFSET));
     _mm_storel_epi64((__m128i *)(void *)(y->sum + 2 * block), sums);
 #else
     int32_t sum[2] = {0};
@@ -49,7 +49,7 @@ INLINE void store_codes(i32x8 a, i32x8 b, int block, struct weft__int8_chunk *y)
         sum[0] += a[2 * i] + a[2 * i + 1];
         sum[1] += b[2 * i] + b[2 * i + 1];
     }
-    for (int lane = 0; lane < 2; lane++) y->sum[2 * block + lane] = OFFSET * sum[lane];
+    for (int lane = 0; lane < 2; lane++) y->sum[2 * block + lane] = -OFFSET * sum[lane];
 #endif
 }
 
@@ -81,9 +81,46 @@ static void round_int8(const float *x, int64_t n, struct weft__int8_chunk *y)
         }
 }
 
-/* ---- one chunk of a row against one of a token ---- */
+/* ---- one chunk of each of WIDE rows against one of a token ---- */
 
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+
+struct chunk_weights {
+    __m512i even, odd; /* doubled codes + OFFSET */
+    wide scale;        /* E4M3 * 2^-8, of each lane */
+};
+
+INLINE struct chunk_weights chunk_decode(const struct weft__dev *dev, struct codes c)
+{
+    (void)dev;
+    const __m512i values = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m512i nibble = _mm512_set1_epi8(15);
+    const __m256i twice = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3));
+    __m512i bytes = (__m512i)load8_each(c.data, 0);
+    int32_t four[WIDE];
+    for (int j = 0; j < WIDE; j++) memcpy(&four[j], c.scale[j], sizeof four[j]);
+    __m256i scales = _mm256_mask_set1_epi32(_mm256_set1_epi32(four[0]), 0xf0, four[1]);
+    /* As decode_e4m3; a scale is never NaN: the loader refuses those. */
+    __m256i top = _mm256_shuffle_epi8(scales, twice);
+    __m256i half = _mm256_and_si256(_mm256_srai_epi16(top, 1), _mm256_set1_epi16((short)0xbfff));
+    return (struct chunk_weights){
+        .even = _mm512_shuffle_epi8(values, _mm512_and_si512(bytes, nibble)),
+        .odd = _mm512_shuffle_epi8(values, _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble)),
+        .scale = (wide)_mm512_cvtph_ps(half),
+    };
+}
+
+INLINE wide chunk_add(const struct chunk_weights *w, const struct weft__int8_chunk *x, wide sum)
+{
+    __m512i eights =
+        _mm512_dpbusd_epi32((__m512i)repeat8(x->sum), w->even, (__m512i)repeat8(x->code));
+    eights = _mm512_dpbusd_epi32(eights, w->odd, (__m512i)repeat8(x->code + INT8 / 2));
+    return fma_wide((wide)_mm512_cvtepi32_ps(eights), w->scale * repeat8(x->scale), sum);
+}
+
+#elif defined(__AVX2__)
 
 struct chunk_weights {
     __m256i even, odd; /* doubled codes + OFFSET */
@@ -98,8 +135,8 @@ INLINE struct chunk_weights chunk_decode(const struct weft__dev *dev, struct cod
     const __m256i nibble = _mm256_set1_epi8(15);
     const __m128i twice = _mm_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3);
     int32_t four;
-    memcpy(&four, c.scale, sizeof four);
-    __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)c.data);
+    memcpy(&four, c.scale[0], sizeof four);
+    __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)c.data[0]);
     /* As decode_e4m3; a scale is never NaN: the loader refuses those. */
     __m128i top = _mm_shuffle_epi8(_mm_cvtsi32_si128(four), twice);
     __m128i half = _mm_and_si128(_mm_srai_epi16(top, 1), _mm_set1_epi16((short)0xbfff));
@@ -118,7 +155,7 @@ INLINE f32x8 chunk_add(const struct chunk_weights *w, const struct weft__int8_ch
     /* Four products of at most 24 * 127 fit 16 bits. */
     __m256i fours =
         _mm256_add_epi16(_mm256_maddubs_epi16(w->even, even), _mm256_maddubs_epi16(w->odd, odd));
-    __m256i eights = _mm256_sub_epi32(_mm256_madd_epi16(fours, _mm256_set1_epi16(1)), offsets);
+    __m256i eights = _mm256_add_epi32(_mm256_madd_epi16(fours, _mm256_set1_epi16(1)), offsets);
     return fma8((f32x8)_mm256_cvtepi32_ps(eights), w->scale * load8(x->scale), sum);
 }
 
@@ -134,10 +171,10 @@ INLINE struct chunk_weights chunk_decode(const struct weft__dev *dev, struct cod
     static const int8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
     struct chunk_weights w;
     for (int i = 0; i < INT8 / 2; i++) {
-        w.code[i] = values[c.data[i] & 15];
-        w.code[INT8 / 2 + i] = values[c.data[i] >> 4];
+        w.code[i] = values[c.data[0][i] & 15];
+        w.code[INT8 / 2 + i] = values[c.data[0][i] >> 4];
     }
-    for (int l = 0; l < 8; l++) w.scale[l] = dev->e4m3[c.scale[l / 2]] * 0x1p-8f;
+    for (int l = 0; l < 8; l++) w.scale[l] = dev->e4m3[c.scale[0][l / 2]] * 0x1p-8f;
     return w;
 }
 
@@ -145,7 +182,7 @@ INLINE f32x8 chunk_add(const struct chunk_weights *w, const struct weft__int8_ch
 {
     f32x8 eights;
     for (int l = 0; l < 8; l++) {
-        int32_t s = -x->sum[l];
+        int32_t s = x->sum[l];
         for (int i = LANE / 2 * l; i < LANE / 2 * (l + 1); i++)
             s += w->code[i] * x->code[i] + w->code[INT8 / 2 + i] * x->code[INT8 / 2 + i];
         eights[l] = (float)s;
@@ -155,47 +192,53 @@ INLINE f32x8 chunk_add(const struct chunk_weights *w, const struct weft__int8_ch
 
 #endif
 
-/* The last n < 64 columns of a row; those beyond count as 0. */
+/* The last n < 64 columns of the rows; those beyond count as 0. */
 INLINE struct chunk_weights chunk_decode_rest(const struct weft__dev *dev, struct codes c,
                                               int64_t n)
 {
-    uint8_t data[INT8 / 2] = {0}, scale[INT8 / 16] = {0};
-    memcpy(data, c.data, (size_t)(n + 1) / 2);
-    memcpy(scale, c.scale, (size_t)(n + 15) / 16);
-    return chunk_decode(dev, (struct codes){data, scale});
+    uint8_t data[WIDE][INT8 / 2] = {0}, scale[WIDE][INT8 / 16] = {0};
+    for (int j = 0; j < WIDE; j++) {
+        memcpy(data[j], c.data[j], (size_t)(n + 1) / 2);
+        memcpy(scale[j], c.scale[j], (size_t)(n + 15) / 16);
+        c.data[j] = data[j];
+        c.scale[j] = scale[j];
+    }
+    return chunk_decode(dev, c);
 }
 
 /* ---- strips, as in product_body.h ---- */
 
-/* `height` rows at a time against `tokens` tokens, at x from the strip's first column. */
+/* `height` times WIDE rows at a time against `tokens` tokens, at x from the strip's first column.
+ */
 INLINE void int8_strip(int height, int tokens, const struct weft__dev *dev,
                        const struct weft__product *p, const struct strip *s,
                        const struct weft__int8_chunk *const x[])
 {
     const bool start = s->column == 0, end = s->column + s->columns == p->w->cols;
     const int64_t whole = s->columns / INT8, rest = s->columns % INT8;
-    for (int64_t first = s->row; first < s->last; first += height) {
-        struct rows4 rows = rows4_at(p, first, height);
-        struct codes c[ROWS];
-        f32x8 sum[STRIP_SUMS] = {0}, *waiting = s->sums + (first - s->row) * tokens;
+    for (int64_t first = s->row; first < s->last; first += height * WIDE) {
+        struct rows rows = rows_at(p, first, height);
+        struct codes c[HEIGHT];
+        wide sum[STRIP_SUMS] = {0}, *waiting = s->sums + (first - s->row) / WIDE * tokens;
         if (!start)
             for (int i = 0; i < height * tokens; i++) sum[i] = waiting[i];
         for (int r = 0; r < height; r++)
-            c[r] = codes_at(WEFT_F4_E2M1, p->w, rows.row[r], s->column);
-        const uint8_t *next = c[0].data + height * p->w->row_bytes; /* to fetch, as in strip */
+            c[r] = codes_at(WEFT_F4_E2M1, p->w, rows.row + r * WIDE, s->column);
+        /* To fetch, as in strip. */
+        const uint8_t *next = c[0].data[0] + height * WIDE * p->w->row_bytes;
         const bool is_short = p->w->row_bytes <= SHORT_ROW;
         for (int64_t i = 0; i < whole; i++)
             for (int r = 0; r < height; r++) {
-                struct chunk_weights w = chunk_decode(dev, c[r]);
-                __builtin_prefetch(is_short ? next : c[r].data + AHEAD, 0, 2);
-                next += INT8 / 2;
-                c[r].data += INT8 / 2;
-                c[r].scale += INT8 / 16;
+                struct codes at = codes_after(c[r], WEFT_F4_E2M1, i * (INT8 / CHUNK));
+                struct chunk_weights w = chunk_decode(dev, at);
+                for (int j = 0; j < WIDE; j++, next += INT8 / 2)
+                    __builtin_prefetch(is_short ? next : at.data[j] + AHEAD, 0, 2);
                 for (int t = 0; t < tokens; t++)
                     sum[r * tokens + t] = chunk_add(&w, x[t] + i, sum[r * tokens + t]);
             }
         for (int r = 0; rest > 0 && r < height; r++) {
-            struct chunk_weights w = chunk_decode_rest(dev, c[r], rest);
+            struct codes at = codes_after(c[r], WEFT_F4_E2M1, whole * (INT8 / CHUNK));
+            struct chunk_weights w = chunk_decode_rest(dev, at, rest);
             for (int t = 0; t < tokens; t++)
                 sum[r * tokens + t] = chunk_add(&w, x[t] + whole, sum[r * tokens + t]);
         }
@@ -228,7 +271,7 @@ static void int8_heavy(const struct weft__dev *dev, const struct weft__product *
                        int64_t count, struct weft__scratch *scratch)
 {
     enum { BLOCK = 24, ROWS_MOST = WEFT__TILE_ROWS * WEFT__TILE_TOKENS / STRIP_SUMS };
-    struct strip s = {.token = token, .count = count, .sums = (f32x8 *)(void *)scratch->sums};
+    struct strip s = {.token = token, .count = count, .sums = (wide *)(void *)scratch->sums};
     struct weft__int8_chunk *panel = (struct weft__int8_chunk *)(void *)scratch->panel;
     for (; s.row < p->rows; s.row = s.last) {
         s.last = weft__min(s.row + ROWS_MOST, p->rows);

@@ -11,18 +11,20 @@
 
 enum {
     CHUNK = WEFT__CHUNK,
-    ROWS = 4,          /* weight rows of a register tile */
-    TOKENS = 3,        /* token rows of a register tile: 12 sums hide the latency of an addition */
-    STRIP_SUMS = 8,    /* outputs side by side in a strip */
+    HEIGHT = 4, /* register tile: WIDE rows each, */
+    ROWS = HEIGHT * WIDE,
+    TOKENS = 3,        /* by token rows: 12 sums hide the latency of an addition */
+    STRIP_SUMS = 8,    /* wide sums side by side in a strip */
     STRIP_TOKENS = 16, /* up to here strips are faster when decoding costs something */
+    PANELS = WIDE > 1, /* also of F32, F16, BF16: joining rows in a register costs more */
     SHORT_ROW = 2048,  /* bytes: shorter rows are fetched in the order of addresses */
     AHEAD = 2048,      /* bytes that longer ones are fetched ahead */
 };
 
-/* ---- decoding: 32 weights from a row's chunk, without the scales of rows and 128-blocks ---- */
+/* ---- decoding: 32 weights of each of WIDE rows, without the scales of rows and 128-blocks ---- */
 
-struct codes { /* where a row's chunk lies */
-    const uint8_t *data, *scale;
+struct codes { /* where the rows' chunks lie */
+    const uint8_t *data[WIDE], *scale[WIDE];
 };
 
 /* Bytes of a chunk; a constant where the type is one. */
@@ -34,28 +36,94 @@ INLINE int64_t chunk_bytes(weft_dtype dtype)
                                    : 2 * CHUNK;
 }
 
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
 
-/* 16-bit words of p in the high halves of eight lanes. */
-INLINE f32x8 decode_bf16(const uint8_t *p)
+/* Sixteen bytes of each row. */
+INLINE __m256i load16_each(struct codes c, int64_t at)
+{
+    return _mm256_inserti128_si256(
+        _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(c.data[0] + at))),
+        _mm_loadu_si128((const __m128i *)(const void *)(c.data[1] + at)), 1);
+}
+
+INLINE wide decode_bf16(struct codes c, int64_t at)
+{
+    return (wide)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load16_each(c, at)), 16);
+}
+
+INLINE wide decode_f16(struct codes c, int64_t at)
+{
+    return (wide)_mm512_cvtph_ps(load16_each(c, at));
+}
+
+/* As AVX2's. */
+INLINE wide decode_e4m3(const float *table, struct codes c, int64_t at)
+{
+    (void)table;
+    __m128i bytes =
+        _mm_unpacklo_epi64(_mm_loadl_epi64((const __m128i *)(const void *)(c.data[0] + at)),
+                           _mm_loadl_epi64((const __m128i *)(const void *)(c.data[1] + at)));
+    __m256i top = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
+    __m256i magnitude = _mm256_and_si256(top, _mm256_set1_epi16(0x7f00));
+    __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f00));
+    __m256i half = _mm256_and_si256(_mm256_srai_epi16(top, 1), _mm256_set1_epi16((short)0xbfff));
+    return (wide)_mm512_cvtph_ps(_mm256_or_si256(half, nan)) * splat_wide(256);
+}
+
+/* Scales of the rows' codes 16 block on. */
+INLINE wide scale_each(const struct weft__dev *dev, struct codes c, int block)
+{
+    __m512 first = _mm512_set1_ps(dev->e4m3[c.scale[0][block]]);
+    __m128 second = _mm_load_ss(&dev->e4m3[c.scale[1][block]]);
+    return (wide)_mm512_mask_broadcastss_ps(first, 0xff00, second);
+}
+
+/* Eight codes are a word, each in the low bits of a lane of its own after a shift; they choose from
+ * a register of sixteen values, which looks at those bits alone. */
+INLINE void decode_nvfp4(const struct weft__dev *dev, struct codes c, wide w[4])
+{
+    const __m512 values =
+        _mm512_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6, 0, -.5f, -1, -1.5f, -2, -3, -4, -6);
+    const __m512i shift =
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    __m512i words =
+        _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)c.data[0]));
+    words = _mm512_mask_broadcast_i32x4(words, 0xff00,
+                                        _mm_loadu_si128((const __m128i *)(const void *)c.data[1]));
+    const wide s0 = scale_each(dev, c, 0), s1 = scale_each(dev, c, 1);
+#define LOOK_UP(v)                \
+    (wide) _mm512_permutexvar_ps( \
+        _mm512_srlv_epi32(_mm512_shuffle_epi32(words, (_MM_PERM_ENUM)(0x55 * v)), shift), values)
+    w[0] = LOOK_UP(0) * s0;
+    w[1] = LOOK_UP(1) * s0;
+    w[2] = LOOK_UP(2) * s1;
+    w[3] = LOOK_UP(3) * s1;
+#undef LOOK_UP
+}
+
+#elif defined(__AVX2__)
+
+/* 16-bit words in the high halves of eight lanes. */
+INLINE f32x8 decode_bf16(struct codes c, int64_t at)
 {
     const __m256i spread =
         _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1, -1, 8, 9, -1,
                          -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
-    __m256i words = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p));
+    __m256i words = _mm256_broadcastsi128_si256(
+        _mm_loadu_si128((const __m128i *)(const void *)(c.data[0] + at)));
     return (f32x8)_mm256_shuffle_epi8(words, spread);
 }
 
-INLINE f32x8 decode_f16(const uint8_t *p)
+INLINE f32x8 decode_f16(struct codes c, int64_t at)
 {
-    return (f32x8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return (f32x8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(c.data[0] + at)));
 }
 
 /* E4M3 is F16 with a bias of 7 instead of 15 and fewer bits; NaN needs care. */
-INLINE f32x8 decode_e4m3(const float *table, const uint8_t *p)
+INLINE f32x8 decode_e4m3(const float *table, struct codes c, int64_t at)
 {
     (void)table;
-    __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)(c.data[0] + at));
     __m128i top = _mm_unpacklo_epi8(_mm_setzero_si128(), bytes);
     __m128i magnitude = _mm_and_si128(top, _mm_set1_epi16(0x7f00));
     __m128i nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f00));
@@ -76,12 +144,12 @@ INLINE void decode_nvfp4(const struct weft__dev *dev, struct codes c, f32x8 w[4]
                          -1, -1, -1, 5, -1, -1, -1, 6, -1, -1, -1, 7);
     const __m256i high = _mm256_add_epi8(low, _mm256_set1_epi32(8 << 24));
     __m256i bytes =
-        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)c.data));
+        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)c.data[0]));
     __m256i even = _mm256_shuffle_epi8(values, _mm256_and_si256(bytes, nibble));
     __m256i odd =
         _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble));
     __m256i first = _mm256_unpacklo_epi8(even, odd), second = _mm256_unpackhi_epi8(even, odd);
-    f32x8 s0 = splat(dev->nvfp4_scale[c.scale[0]]), s1 = splat(dev->nvfp4_scale[c.scale[1]]);
+    f32x8 s0 = splat(dev->nvfp4_scale[c.scale[0][0]]), s1 = splat(dev->nvfp4_scale[c.scale[0][1]]);
     w[0] = (f32x8)_mm256_cvtepi32_ps(_mm256_shuffle_epi8(first, low)) * s0;
     w[1] = (f32x8)_mm256_cvtepi32_ps(_mm256_shuffle_epi8(first, high)) * s0;
     w[2] = (f32x8)_mm256_cvtepi32_ps(_mm256_shuffle_epi8(second, low)) * s1;
@@ -90,26 +158,26 @@ INLINE void decode_nvfp4(const struct weft__dev *dev, struct codes c, f32x8 w[4]
 
 #else
 
-INLINE f32x8 decode_bf16(const uint8_t *p)
+INLINE f32x8 decode_bf16(struct codes c, int64_t at)
 {
     u16x8 words;
-    memcpy(&words, p, sizeof words);
+    memcpy(&words, c.data[0] + at, sizeof words);
     return (f32x8)(__builtin_convertvector(words, u32x8) << 16);
 }
 
-INLINE f32x8 decode_f16(const uint8_t *p)
+INLINE f32x8 decode_f16(struct codes c, int64_t at)
 {
     uint16_t words[8];
     f32x8 v;
-    memcpy(words, p, sizeof words);
+    memcpy(words, c.data[0] + at, sizeof words);
     for (int i = 0; i < 8; i++) v[i] = weft__f32_from_f16(words[i]);
     return v;
 }
 
-INLINE f32x8 decode_e4m3(const float *table, const uint8_t *p)
+INLINE f32x8 decode_e4m3(const float *table, struct codes c, int64_t at)
 {
     f32x8 v;
-    for (int i = 0; i < 8; i++) v[i] = table[p[i]];
+    for (int i = 0; i < 8; i++) v[i] = table[c.data[0][at + i]];
     return v;
 }
 
@@ -119,14 +187,14 @@ INLINE void decode_nvfp4(const struct weft__dev *dev, struct codes c, f32x8 w[4]
     static const float values[16] = {0, .5f,  1,  1.5f,  2,  3,  4,  6,
                                      0, -.5f, -1, -1.5f, -2, -3, -4, -6};
     for (int i = 0; i < CHUNK; i++) {
-        int code = c.data[i / 2] >> (i % 2 * 4) & 15;
-        w[i / 8][i % 8] = values[code] * dev->e4m3[c.scale[i / 16]];
+        int code = c.data[0][i / 2] >> (i % 2 * 4) & 15;
+        w[i / 8][i % 8] = values[code] * dev->e4m3[c.scale[0][i / 16]];
     }
 }
 
 #endif
 
-INLINE void decode(const struct weft__dev *dev, weft_dtype dtype, struct codes c, f32x8 w[4])
+INLINE void decode(const struct weft__dev *dev, weft_dtype dtype, struct codes c, wide w[4])
 {
     if (dtype == WEFT_F4_E2M1) {
         decode_nvfp4(dev, c, w);
@@ -135,37 +203,55 @@ INLINE void decode(const struct weft__dev *dev, weft_dtype dtype, struct codes c
     for (int v = 0; v < 4; v++) {
         switch (dtype) {
         case WEFT_F32:
-            w[v] = load8(c.data + 32 * v);
+            w[v] = load8_each(c.data, 32 * v);
             break;
         case WEFT_BF16:
-            w[v] = decode_bf16(c.data + 16 * v);
+            w[v] = decode_bf16(c, 16 * v);
             break;
         case WEFT_F16:
-            w[v] = decode_f16(c.data + 16 * v);
+            w[v] = decode_f16(c, 16 * v);
             break;
         default:
-            w[v] = decode_e4m3(dev->e4m3, c.data + 8 * v);
+            w[v] = decode_e4m3(dev->e4m3, c, 8 * v);
         }
     }
 }
 
-/* decode for a row's last n < 32 weights: bytes beyond the row are not read and count as 0. */
+/* decode for the rows' last n < 32 weights: bytes beyond a row are not read and count as 0. */
 INLINE void decode_rest(const struct weft__dev *dev, weft_dtype dtype, struct codes c, int64_t n,
-                        f32x8 w[4])
+                        wide w[4])
 {
-    uint8_t data[CHUNK * 4] = {0}, scale[2] = {0};
-    memcpy(data, c.data, (size_t)(n * chunk_bytes(dtype) + CHUNK - 1) / CHUNK);
-    if (dtype == WEFT_F4_E2M1) memcpy(scale, c.scale, (size_t)(n + 15) / 16);
-    decode(dev, dtype, (struct codes){data, scale}, w);
+    uint8_t data[WIDE][CHUNK * 4] = {0}, scale[WIDE][2] = {0};
+    for (int j = 0; j < WIDE; j++) {
+        memcpy(data[j], c.data[j], (size_t)(n * chunk_bytes(dtype) + CHUNK - 1) / CHUNK);
+        c.data[j] = data[j];
+        if (dtype != WEFT_F4_E2M1) continue;
+        memcpy(scale[j], c.scale[j], (size_t)(n + 15) / 16);
+        c.scale[j] = scale[j];
+    }
+    decode(dev, dtype, c, w);
 }
 
-/* Chunk at column k, a multiple of 32. */
-INLINE struct codes codes_at(weft_dtype dtype, const struct weft__matrix *w, int64_t row, int64_t k)
+/* Chunks at column k, a multiple of 32. */
+INLINE struct codes codes_at(weft_dtype dtype, const struct weft__matrix *w,
+                             const int64_t row[WIDE], int64_t k)
 {
-    return (struct codes){.data = w->data + row * w->row_bytes + k / CHUNK * chunk_bytes(dtype),
-                          .scale = w->scale_kind == WEFT__SCALE_NVFP4
-                                       ? w->scale + row * w->scale_row_bytes + k / 16
-                                       : NULL};
+    struct codes c = {0};
+    for (int j = 0; j < WIDE; j++) {
+        c.data[j] = w->data + row[j] * w->row_bytes + k / CHUNK * chunk_bytes(dtype);
+        if (dtype == WEFT_F4_E2M1) c.scale[j] = w->scale + row[j] * w->scale_row_bytes + k / 16;
+    }
+    return c;
+}
+
+/* `chunks` times 32 columns further on. */
+INLINE struct codes codes_after(struct codes c, weft_dtype dtype, int64_t chunks)
+{
+    for (int j = 0; j < WIDE; j++) {
+        c.data[j] += chunks * chunk_bytes(dtype);
+        if (dtype == WEFT_F4_E2M1) c.scale[j] += 2 * chunks;
+    }
+    return c;
 }
 
 static float row_scale(const struct weft__matrix *w, int64_t row)
@@ -183,21 +269,21 @@ static float row_factor(const struct weft__matrix *w, int64_t row)
 }
 
 INLINE void decode_span(const struct weft__dev *dev, weft_dtype dtype, const struct weft__matrix *w,
-                        int64_t row, int64_t column, int64_t columns, float *out)
+                        const int64_t row[WIDE], int64_t column, int64_t columns, float *out)
 {
     for (int64_t k = 0; k < columns; k += CHUNK) {
-        f32x8 v[4];
+        wide v[4];
         int64_t n = columns - k;
         struct codes c = codes_at(dtype, w, row, column + k);
         if (n >= CHUNK)
             decode(dev, dtype, c, v);
         else
             decode_rest(dev, dtype, c, n, v);
-        for (int64_t i = 0; i < 4 && 8 * i < n; i++) store8(out + k + 8 * i, v[i]);
+        for (int64_t i = 0; i < 4 && 8 * i < n; i++) store_wide(out + WIDE * (k + 8 * i), v[i]);
     }
 }
 
-/* out[k] *= the scale of column + k's block. */
+/* A row of a panel: out[k / 8 * 8 * WIDE + k % 8] *= the scale of column + k's block. */
 static void scale_blocks(const struct weft__matrix *w, int64_t row, int64_t column, int64_t columns,
                          float *out)
 {
@@ -206,13 +292,14 @@ static void scale_blocks(const struct weft__matrix *w, int64_t row, int64_t colu
         int64_t at = w->block_col + column + k, end = weft__min(columns, k + 128 - at % 128);
         float scale;
         memcpy(&scale, scales + at / 128 * (int64_t)sizeof scale, sizeof scale);
-        for (; k < end; k++) out[k] *= scale;
+        for (; k < end; k++) out[k / 8 * 8 * WIDE + k % 8] *= scale;
     }
 }
 
-/* Columns of a row as floats, padded with zeros to a multiple of 8; column is a multiple of 32. */
-static void decode_columns(const struct weft__dev *dev, const struct weft__matrix *w, int64_t row,
-                           int64_t column, int64_t columns, float *out)
+/* A panel: columns of WIDE rows as floats, eight of each in turn, padded with zeros to a multiple
+ * of 8; column is a multiple of 32. */
+static void decode_columns(const struct weft__dev *dev, const struct weft__matrix *w,
+                           const int64_t row[WIDE], int64_t column, int64_t columns, float *out)
 {
     switch (w->dtype) {
     case WEFT_F32:
@@ -230,71 +317,70 @@ static void decode_columns(const struct weft__dev *dev, const struct weft__matri
     default:
         decode_span(dev, WEFT_F4_E2M1, w, row, column, columns, out);
     }
-    if (w->scale_kind == WEFT__SCALE_BLOCK) scale_blocks(w, row, column, columns, out);
-}
-
-static void decode_row(const struct weft__dev *dev, const struct weft__matrix *w, int64_t row,
-                       float *y)
-{
-    float factor = row_factor(w, row), span[CHUNK * 4];
-    for (int64_t k = 0; k < w->cols; k += CHUNK * 4) {
-        int64_t n = weft__min(w->cols - k, CHUNK * 4);
-        decode_columns(dev, w, row, k, n, span);
-        for (int64_t i = 0; i < n; i++) y[k + i] = span[i] * factor;
-    }
+    if (w->scale_kind == WEFT__SCALE_BLOCK)
+        for (int j = 0; j < WIDE; j++) scale_blocks(w, row[j], column, columns, out + 8 * j);
 }
 
 /* ---- register tiles ---- */
 
-/* Eight weights at column `at` of a row, of a type that is decoded while multiplied. */
-INLINE f32x8 weights8(weft_dtype dtype, const uint8_t *row, int64_t at)
+/* Eight weights of each row at column `at`: of a panel, or of a type that is decoded while
+ * multiplied. */
+INLINE wide weights8(weft_dtype dtype, bool panel, struct codes w, int64_t at)
 {
+    if (panel) return load_wide(w.data[0] + 4 * WIDE * at);
     switch (dtype) {
     case WEFT_F16:
-        return decode_f16(row + 2 * at);
+        return decode_f16(w, 2 * at);
     case WEFT_BF16:
-        return decode_bf16(row + 2 * at);
+        return decode_bf16(w, 2 * at);
     default:
-        return load8(row + 4 * at);
+        return load8_each(w.data, 4 * at);
     }
 }
 
 /* The last n < 8. */
-INLINE f32x8 weights_rest(weft_dtype dtype, const uint8_t *row, int64_t at, int64_t n)
+INLINE wide weights_rest(weft_dtype dtype, bool panel, struct codes w, int64_t at, int64_t n)
 {
-    uint8_t bytes[32] = {0};
+    if (panel) return weights8(dtype, panel, w, at);
+    uint8_t bytes[WIDE][32] = {0};
     size_t width = dtype == WEFT_F32 ? 4 : 2;
-    memcpy(bytes, row + (size_t)at * width, (size_t)n * width);
-    return weights8(dtype, bytes, 0);
+    for (int j = 0; j < WIDE; j++) {
+        memcpy(bytes[j], w.data[j] + (size_t)at * width, (size_t)n * width);
+        w.data[j] = bytes[j];
+    }
+    return weights8(dtype, panel, w, 0);
 }
 
 /* sum[r * tokens + t] += w[r] . x[t] over k columns. */
-INLINE void dots(int tokens, weft_dtype dtype, const void *const w[ROWS], const float *const x[],
-                 int64_t k, f32x8 *sum)
+INLINE void dots(int tokens, weft_dtype dtype, bool panel, const struct codes w[HEIGHT],
+                 const float *const x[], int64_t k, wide *sum)
 {
     int64_t at = 0;
     for (; at + 8 <= k; at += 8) {
-        f32x8 xv[TOKENS];
-        for (int t = 0; t < tokens; t++) xv[t] = load8(x[t] + at);
-        for (int r = 0; r < ROWS; r++) {
-            f32x8 wv = weights8(dtype, w[r], at);
+        wide xv[TOKENS];
+        for (int t = 0; t < tokens; t++) xv[t] = repeat8(x[t] + at);
+        for (int r = 0; r < HEIGHT; r++) {
+            wide wv = weights8(dtype, panel, w[r], at);
             for (int t = 0; t < tokens; t++)
-                sum[r * tokens + t] = fma8(wv, xv[t], sum[r * tokens + t]);
+                sum[r * tokens + t] = fma_wide(wv, xv[t], sum[r * tokens + t]);
         }
     }
     if (at == k) return;
-    for (int r = 0; r < ROWS; r++) {
-        f32x8 wv = weights_rest(dtype, w[r], at, k - at);
-        for (int t = 0; t < tokens; t++)
-            sum[r * tokens + t] = fma8(wv, load_first(x[t] + at, k - at), sum[r * tokens + t]);
+    for (int r = 0; r < HEIGHT; r++) {
+        wide wv = weights_rest(dtype, panel, w[r], at, k - at);
+        for (int t = 0; t < tokens; t++) {
+            f32x8 xv = load_first(x[t] + at, k - at);
+            sum[r * tokens + t] = fma_wide(wv, repeat8(&xv), sum[r * tokens + t]);
+        }
     }
 }
 
-/* The finished sums of one token, rows 0 to 3. */
-INLINE f32x4 tile_result(int tokens, const f32x8 *sum, int token)
+/* The finished sums of one token, four rows from `row` on. */
+INLINE f32x4 tile_result(int tokens, const wide *sum, int token, int row)
 {
-    f32x8 v[ROWS];
-    for (int r = 0; r < ROWS; r++) v[r] = sum[r * tokens + token];
+    f32x8 v[4];
+    for (int i = 0; i < 4; i++)
+        v[i] = part(sum[(row + i) / WIDE * tokens + token], (row + i) % WIDE);
     return add_lanes4(v);
 }
 
@@ -314,36 +400,41 @@ INLINE int next_three(int64_t left) { return left == 4 || left < 3 ? (left == 1 
         function(3, __VA_ARGS__);   \
     }
 
-/* Up to four rows of a product; beyond the last they repeat it and are not stored. */
-struct rows4 {
+/* Up to ROWS rows of a product; beyond the last they repeat it and are not stored. */
+struct rows {
     int64_t row[ROWS];    /* of the matrix */
     int64_t first, count; /* of the result */
-    f32x4 factor, bias;
+    float factor[ROWS], bias[ROWS];
 };
 
-INLINE struct rows4 rows4_at(const struct weft__product *p, int64_t first, int height)
+INLINE struct rows rows_at(const struct weft__product *p, int64_t first, int height)
 {
-    struct rows4 out = {.first = first, .count = weft__min(height, p->rows - first)};
-    float g = p->w->scale_global;
-    out.factor = (f32x4){g, g, g, g};
-    for (int r = 0; r < height; r++) {
+    struct rows out = {.first = first, .count = weft__min(height * WIDE, p->rows - first)};
+    for (int r = 0; r < height * WIDE; r++) {
         out.row[r] = p->row + weft__min(first + r, p->rows - 1);
-        if (p->w->scale_kind == WEFT__SCALE_ROW) out.factor[r] = row_factor(p->w, out.row[r]);
+        out.factor[r] =
+            p->w->scale_kind == WEFT__SCALE_ROW ? row_factor(p->w, out.row[r]) : p->w->scale_global;
         if (p->w->bias != NULL) out.bias[r] = p->w->bias[out.row[r]];
     }
     return out;
 }
 
-INLINE void finish(const struct weft__product *p, const struct rows4 *rows, int64_t token,
-                   f32x4 dots4)
+/* Stores the finished sums of token t of `tokens`, all rows. */
+INLINE void finish(const struct weft__product *p, const struct rows *rows, int64_t token,
+                   int tokens, const wide *sum, int t)
 {
-    float *y = p->y + token * p->y_stride + rows->first;
-    f32x4 v = dots4 * rows->factor;
-    if (p->w->bias != NULL) v = v + rows->bias;
-    if (rows->count == ROWS)
-        memcpy(y, &v, sizeof v);
-    else
-        memcpy(y, &v, (size_t)rows->count * sizeof *y);
+    float *y = p->y + (token + t) * p->y_stride + rows->first;
+    for (int r = 0; r < ROWS && r < rows->count; r += 4) {
+        f32x4 v = tile_result(tokens, sum, t, r), factor, bias;
+        memcpy(&factor, rows->factor + r, sizeof factor);
+        memcpy(&bias, rows->bias + r, sizeof bias);
+        v = v * factor;
+        if (p->w->bias != NULL) v = v + bias;
+        if (rows->count - r >= 4)
+            memcpy(y + r, &v, sizeof v);
+        else
+            memcpy(y + r, &v, (size_t)(rows->count - r) * sizeof *y);
+    }
 }
 
 INLINE const float *token_row(const struct weft__product *p, int64_t token)
@@ -353,33 +444,37 @@ INLINE const float *token_row(const struct weft__product *p, int64_t token)
 
 /* ---- strips ---- */
 
-/* The last chunk of a row, n < 32 weights. */
+/* The last chunk of WIDE rows, n < 32 weights. */
 INLINE void strip_rest(const struct weft__dev *dev, weft_dtype dtype, int tokens, struct codes c,
-                       const float *const x[], int64_t at, int64_t n, f32x8 *sum)
+                       const float *const x[], int64_t at, int64_t n, wide *sum)
 {
-    f32x8 w[4];
+    wide w[4];
     decode_rest(dev, dtype, c, n, w);
     for (int v = 0; v < 4 && 8 * v < n; v++)
         for (int t = 0; t < tokens; t++) {
             const float *xp = x[t] + at + 8 * v;
             f32x8 xv = n - 8 * v >= 8 ? load8(xp) : load_first(xp, n - 8 * v);
-            sum[t] = fma8(w[v], xv, sum[t]);
+            sum[t] = fma_wide(w[v], repeat8(&xv), sum[t]);
         }
 }
 
 /* Stores sum[r * tokens + t] of rows->count rows and of `count` tokens from `token` on. */
 INLINE void strip_finish(int height, int tokens, const struct weft__product *p,
-                         const struct rows4 *rows, int64_t token, int64_t count, const f32x8 *sum)
+                         const struct rows *rows, int64_t token, int64_t count, const wide *sum)
 {
-    if (height == ROWS) {
-        for (int t = 0; t < tokens; t++) finish(p, rows, token + t, tile_result(tokens, sum, t));
+    if (height == HEIGHT) {
+        for (int t = 0; t < tokens; t++) finish(p, rows, token, tokens, sum, t);
         return;
     }
-    for (int i = 0; i < height * tokens; i += 4) {
+    const int sums = height * WIDE * tokens;
+    for (int i = 0; i < sums; i += 4) {
         f32x8 v[4];
-        for (int j = 0; j < 4; j++) v[j] = sum[i + j < height * tokens ? i + j : i];
+        for (int j = 0; j < 4; j++) {
+            int at = i + j < sums ? i + j : i, r = at / tokens, t = at % tokens;
+            v[j] = part(sum[r / WIDE * tokens + t], r % WIDE);
+        }
         f32x4 d = add_lanes4(v);
-        for (int j = 0; j < 4 && i + j < height * tokens; j++) {
+        for (int j = 0; j < 4 && i + j < sums; j++) {
             int r = (i + j) / tokens, t = (i + j) % tokens;
             if (r >= rows->count || t >= count) continue;
             float y = d[j] * rows->factor[r];
@@ -394,50 +489,51 @@ struct strip {
     int64_t row, last;       /* rows of the result */
     int64_t column, columns; /* column a multiple of 32 */
     int64_t token, count;    /* tokens that are wanted */
-    f32x8 *sums;             /* where sums wait between strips of columns */
+    wide *sums;              /* where sums wait between strips of columns */
 };
 
-/* `height` rows at a time against `tokens` tokens, at x from the strip's first column. */
+/* `height` times WIDE rows at a time against `tokens` tokens, at x from the strip's first column.
+ */
 INLINE void strip(int height, int tokens, weft_dtype dtype, const struct weft__dev *dev,
                   const struct weft__product *p, const struct strip *s, const float *const x[])
 {
-    const int64_t k = s->columns, step = chunk_bytes(dtype);
-    const bool start = s->column == 0, end = s->column + k == p->w->cols;
-    for (int64_t first = s->row; first < s->last; first += height) {
-        struct rows4 rows = rows4_at(p, first, height);
-        struct codes c[ROWS];
-        const int64_t at_sum = (first - s->row) * tokens;
-        f32x8 sum[STRIP_SUMS] = {0};
+    const int64_t whole = s->columns / CHUNK, rest = s->columns % CHUNK;
+    const int64_t step = chunk_bytes(dtype);
+    const bool start = s->column == 0, end = s->column + s->columns == p->w->cols;
+    for (int64_t first = s->row; first < s->last; first += height * WIDE) {
+        struct rows rows = rows_at(p, first, height);
+        struct codes c[HEIGHT];
+        wide sum[STRIP_SUMS] = {0}, *waiting = s->sums + (first - s->row) / WIDE * tokens;
         if (!start)
-            for (int i = 0; i < height * tokens; i++) sum[i] = s->sums[at_sum + i];
-        for (int r = 0; r < height; r++) c[r] = codes_at(dtype, p->w, rows.row[r], s->column);
+            for (int i = 0; i < height * tokens; i++) sum[i] = waiting[i];
+        for (int r = 0; r < height; r++)
+            c[r] = codes_at(dtype, p->w, rows.row + r * WIDE, s->column);
         /* Short rows: the next ones are fetched in the order of addresses, for side by side they
          * look like no stream to the processor. Long ones it recognises; they are helped a bit. */
-        const uint8_t *next = c[0].data + height * p->w->row_bytes;
+        const uint8_t *next = c[0].data[0] + height * WIDE * p->w->row_bytes;
         const bool is_short = p->w->row_bytes <= SHORT_ROW;
-        int64_t at = 0;
-        for (; at + CHUNK <= k; at += CHUNK)
+        for (int64_t i = 0; i < whole; i++)
             for (int r = 0; r < height; r++) {
-                f32x8 w[4];
-                decode(dev, dtype, c[r], w);
-                const uint8_t *fetch = is_short ? next : c[r].data + AHEAD;
-                __builtin_prefetch(fetch, 0, 2);
-                if (step > 64) __builtin_prefetch(fetch + 64, 0, 2);
-                next += step;
-                c[r].data += step;
-                if (dtype == WEFT_F4_E2M1) c[r].scale += 2;
+                wide w[4];
+                struct codes at = codes_after(c[r], dtype, i);
+                decode(dev, dtype, at, w);
+                for (int j = 0; j < WIDE; j++, next += step) {
+                    const uint8_t *fetch = is_short ? next : at.data[j] + AHEAD;
+                    __builtin_prefetch(fetch, 0, 2);
+                    if (step > 64) __builtin_prefetch(fetch + 64, 0, 2);
+                }
                 for (int v = 0; v < 4; v++)
                     for (int t = 0; t < tokens; t++)
                         sum[r * tokens + t] =
-                            fma8(w[v], load8(x[t] + at + 8 * v), sum[r * tokens + t]);
+                            fma_wide(w[v], repeat8(x[t] + i * CHUNK + 8 * v), sum[r * tokens + t]);
             }
-        if (at < k)
-            for (int r = 0; r < height; r++)
-                strip_rest(dev, dtype, tokens, c[r], x, at, k - at, sum + r * tokens);
+        for (int r = 0; rest > 0 && r < height; r++)
+            strip_rest(dev, dtype, tokens, codes_after(c[r], dtype, whole), x, whole * CHUNK, rest,
+                       sum + r * tokens);
         if (end)
             strip_finish(height, tokens, p, &rows, s->token, s->count, sum);
         else
-            for (int i = 0; i < height * tokens; i++) s->sums[at_sum + i] = sum[i];
+            for (int i = 0; i < height * tokens; i++) waiting[i] = sum[i];
     }
 }
 
@@ -460,7 +556,7 @@ INLINE void strip_heavy(weft_dtype dtype, const struct weft__dev *dev,
                         struct weft__scratch *scratch)
 {
     enum { BLOCK = 640, ROWS_MOST = WEFT__TILE_ROWS * WEFT__TILE_TOKENS / STRIP_SUMS };
-    struct strip s = {.token = token, .count = count, .sums = (f32x8 *)(void *)scratch->sums};
+    struct strip s = {.token = token, .count = count, .sums = (wide *)(void *)scratch->sums};
     for (; s.row < p->rows; s.row = s.last) {
         s.last = weft__min(s.row + ROWS_MOST, p->rows);
         for (s.column = 0; s.column < p->w->cols; s.column += s.columns) {
@@ -529,48 +625,50 @@ static void product_strips(const struct weft__dev *dev, const struct weft__produ
 
 /* A panel of columns against `tokens` tokens from `token` on. Sums come from `sums` unless the
  * panel is the first, and go there or, after the last, to y. */
-INLINE void tile_step(int tokens, weft_dtype dtype, const struct weft__product *p,
-                      const struct rows4 *rows, const void *const w[ROWS], const float *const x[],
-                      int64_t columns, int64_t token, bool start, bool end, f32x8 *sums)
+INLINE void tile_step(int tokens, weft_dtype dtype, bool panel, const struct weft__product *p,
+                      const struct rows *rows, const struct codes w[HEIGHT], const float *const x[],
+                      int64_t columns, int64_t token, bool start, bool end, wide *sums)
 {
-    f32x8 sum[ROWS * TOKENS] = {0};
+    wide sum[HEIGHT * TOKENS] = {0};
     if (!start)
-        for (int i = 0; i < ROWS * tokens; i++) sum[i] = sums[i];
-    dots(tokens, dtype, w, x, columns, sum);
+        for (int i = 0; i < HEIGHT * tokens; i++) sum[i] = sums[i];
+    dots(tokens, dtype, panel, w, x, columns, sum);
     if (end)
-        for (int t = 0; t < tokens; t++) finish(p, rows, token + t, tile_result(tokens, sum, t));
+        for (int t = 0; t < tokens; t++) finish(p, rows, token, tokens, sum, t);
     else
-        for (int i = 0; i < ROWS * tokens; i++) sums[i] = sum[i];
+        for (int i = 0; i < HEIGHT * tokens; i++) sums[i] = sum[i];
 }
 
-/* At most TILE_ROWS rows by TILE_TOKENS tokens; `light`: dtype is the matrix's, else that of the
- * panel. */
-INLINE void tile(weft_dtype dtype, bool light, const struct weft__dev *dev,
+/* At most TILE_ROWS rows by TILE_TOKENS tokens. */
+INLINE void tile(weft_dtype dtype, bool panel, const struct weft__dev *dev,
                  const struct weft__product *p, int64_t row, int64_t token, int64_t tokens,
                  struct weft__scratch *scratch)
 {
     const int64_t last = weft__min(row + WEFT__TILE_ROWS, p->rows), k = p->w->cols;
-    const void *w[ROWS];
+    struct codes w[HEIGHT];
     const float *x[WEFT__TILE_TOKENS];
     for (int64_t t = 0; t < tokens; t++) x[t] = token_row(p, token + t);
     int64_t column = 0;
     do {
         int64_t columns = weft__min(WEFT__TILE_K, k - column);
         bool start = column == 0, end = column + columns == k;
-        f32x8 *sums = (f32x8 *)(void *)scratch->sums;
+        wide *sums = (wide *)(void *)scratch->sums;
         for (int64_t first = row; first < last; first += ROWS) {
-            struct rows4 rows = rows4_at(p, first, ROWS);
-            for (int r = 0; r < ROWS; r++) {
-                float *panel = scratch->panel + r * WEFT__TILE_K;
-                w[r] =
-                    light ? (const void *)codes_at(dtype, p->w, rows.row[r], column).data : panel;
-                if (!light) decode_columns(dev, p->w, rows.row[r], column, columns, panel);
+            struct rows rows = rows_at(p, first, HEIGHT);
+            for (int r = 0; r < HEIGHT; r++) {
+                float *decoded = scratch->panel + r * WIDE * WEFT__TILE_K;
+                if (!panel) {
+                    w[r] = codes_at(dtype, p->w, rows.row + r * WIDE, column);
+                } else {
+                    decode_columns(dev, p->w, rows.row + r * WIDE, column, columns, decoded);
+                    w[r].data[0] = (const uint8_t *)decoded;
+                }
             }
             for (int64_t t = 0, n; t < tokens; t += n) {
                 n = next_three(tokens - t);
-                FOR_THREE(tile_step, n, dtype, p, &rows, w, x + t, columns, token + t, start, end,
-                          sums)
-                sums += ROWS * n;
+                FOR_THREE(tile_step, n, dtype, panel, p, &rows, w, x + t, columns, token + t, start,
+                          end, sums)
+                sums += HEIGHT * n;
             }
         }
         for (int64_t t = 0; t < tokens; t++) x[t] += columns;
@@ -583,16 +681,16 @@ static void product_tile(const struct weft__dev *dev, const struct weft__product
 {
     switch (p->w->dtype) {
     case WEFT_F32:
-        tile(WEFT_F32, true, dev, p, row, token, tokens, scratch);
+        tile(WEFT_F32, PANELS, dev, p, row, token, tokens, scratch);
         break;
     case WEFT_F16:
-        tile(WEFT_F16, true, dev, p, row, token, tokens, scratch);
+        tile(WEFT_F16, PANELS, dev, p, row, token, tokens, scratch);
         break;
     case WEFT_BF16:
-        tile(WEFT_BF16, true, dev, p, row, token, tokens, scratch);
+        tile(WEFT_BF16, PANELS, dev, p, row, token, tokens, scratch);
         break;
     default:
-        tile(WEFT_F32, false, dev, p, row, token, tokens, scratch);
+        tile(WEFT_F32, true, dev, p, row, token, tokens, scratch);
     }
 }
 
@@ -612,8 +710,38 @@ static void product_f32(const struct weft__dev *dev, const struct weft__product 
     }
 }
 
-/* ---- transposed: the reduction runs down the rows, lane l of a dot product is a vector of eight
- * columns ---- */
+/* ---- single rows ---- */
+
+#if defined(__AVX512F__)
+
+/* AVX2's are as fast. */
+static void decode_row(const struct weft__dev *dev, const struct weft__matrix *w, int64_t row,
+                       float *y)
+{
+    weft__kernels_avx2.decode_row(dev, w, row, y);
+}
+
+static void product_t(const struct weft__dev *dev, const struct weft__product_t *p,
+                      struct weft__scratch *scratch)
+{
+    weft__kernels_avx2.product_t(dev, p, scratch);
+}
+
+#else
+
+static void decode_row(const struct weft__dev *dev, const struct weft__matrix *w, int64_t row,
+                       float *y)
+{
+    float factor = row_factor(w, row), span[CHUNK * 4];
+    for (int64_t k = 0; k < w->cols; k += CHUNK * 4) {
+        int64_t n = weft__min(w->cols - k, CHUNK * 4);
+        decode_columns(dev, w, &row, k, n, span);
+        for (int64_t i = 0; i < n; i++) y[k + i] = span[i] * factor;
+    }
+}
+
+/* Transposed: the reduction runs down the rows, lane l of a dot product is a vector of eight
+ * columns. */
 
 enum { T_COLUMNS = 32, T_ROWS = WEFT__TILE_ROWS * WEFT__TILE_K / T_COLUMNS };
 
@@ -656,7 +784,8 @@ static void product_t_tile(const struct weft__dev *dev, const struct weft__produ
         int64_t rows = weft__min(T_ROWS, p->rows - row);
         for (int64_t r = 0; r < rows; r++) {
             float *out = scratch->panel + r * T_COLUMNS, scale = row_scale(p->w, p->row + row + r);
-            decode_columns(dev, p->w, p->row + row + r, p->column + column, columns, out);
+            decode_columns(dev, p->w, &(int64_t){p->row + row + r}, p->column + column, columns,
+                           out);
             for (int64_t c = 0; c < columns; c++) out[c] *= scale;
         }
         for (int64_t t = 0; t < tokens; t++)
@@ -679,18 +808,17 @@ INLINE void lane_rows(int count, weft_dtype dtype, const struct weft__dev *dev,
     struct codes c[4];
     f32x8 x[4], w[4];
     for (int j = 0; j < count; j++) {
-        c[j] = codes_at(dtype, p->w, p->row + row + 8 * j, p->column + column);
+        c[j] = codes_at(dtype, p->w, &(int64_t){p->row + row + 8 * j}, p->column + column);
         x[j] = splat(p->x[row + 8 * j]);
     }
     for (int64_t at = 0; at < columns; at += CHUNK, sums += 4) {
         f32x8 s[4] = {sums[0], sums[1], sums[2], sums[3]};
         for (int j = 0; j < count; j++) {
+            struct codes here = codes_after(c[j], dtype, at / CHUNK);
             if (columns - at >= CHUNK)
-                decode(dev, dtype, c[j], w);
+                decode(dev, dtype, here, w);
             else
-                decode_rest(dev, dtype, c[j], columns - at, w);
-            c[j].data += chunk_bytes(dtype);
-            if (dtype == WEFT_F4_E2M1) c[j].scale += 2;
+                decode_rest(dev, dtype, here, columns - at, w);
             for (int v = 0; v < 4; v++) s[v] = fma8(w[v], x[j], s[v]);
         }
         for (int v = 0; v < 4; v++) sums[v] = s[v];
@@ -756,3 +884,5 @@ static void product_t(const struct weft__dev *dev, const struct weft__product_t 
             product_t_tile(dev, p, column, token, tokens, scratch);
     }
 }
+
+#endif

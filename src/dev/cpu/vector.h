@@ -90,6 +90,72 @@ INLINE void store_first(float *p, f32x8 v, int64_t n)
 
 #endif
 
+/* ---- wide: WIDE vectors in one register, each of a row of its own or all of one row ---- */
+
+#if defined(__AVX512F__)
+
+enum { WIDE = 2 };
+typedef float wide __attribute__((vector_size(64)));
+
+INLINE wide splat_wide(float x) { return (wide)_mm512_set1_ps(x); }
+
+/* The same eight lanes for every row. */
+INLINE wide repeat8(const void *p) { return (wide)_mm512_broadcast_f32x8((__m256)load8(p)); }
+
+/* Eight lanes of each row, from `at` bytes on. */
+INLINE wide load8_each(const uint8_t *const p[WIDE], int64_t at)
+{
+    __m512 first = _mm512_castps256_ps512((__m256)load8(p[0] + at));
+    return (wide)_mm512_insertf32x8(first, (__m256)load8(p[1] + at), 1);
+}
+
+INLINE f32x8 part(wide v, int row)
+{
+    return (f32x8)(row == 0 ? _mm512_castps512_ps256((__m512)v)
+                            : _mm512_extractf32x8_ps((__m512)v, 1));
+}
+
+INLINE wide fma_wide(wide a, wide b, wide c)
+{
+    return (wide)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+
+INLINE wide load_first_wide(const float *p, int64_t n)
+{
+    return (wide)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+}
+
+INLINE void store_first_wide(float *p, wide v, int64_t n)
+{
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
+}
+
+#else
+
+enum { WIDE = 1 };
+typedef f32x8 wide;
+
+INLINE wide splat_wide(float x) { return splat(x); }
+INLINE wide repeat8(const void *p) { return load8(p); }
+INLINE wide load8_each(const uint8_t *const p[WIDE], int64_t at) { return load8(p[0] + at); }
+INLINE f32x8 part(wide v, int row) { return (void)row, v; }
+INLINE wide fma_wide(wide a, wide b, wide c) { return fma8(a, b, c); }
+INLINE wide load_first_wide(const float *p, int64_t n) { return load_first(p, n); }
+INLINE void store_first_wide(float *p, wide v, int64_t n) { store_first(p, v, n); }
+
+#endif
+
+INLINE wide load_wide(const void *p)
+{
+    wide v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE void store_wide(float *p, wide v) { memcpy(p, &v, sizeof v); }
+
+/* ---- of all lanes ---- */
+
 /* The lanes of a finished dot product. */
 INLINE float add_lanes(f32x8 v)
 {
