@@ -31,7 +31,7 @@ struct weft__guide;
 struct weft__guide_spec {
     const json_t *schema;        /* a JSON Schema; `true`: any value */
     const char *prefix, *suffix; /* text around the value, or "" */
-    bool space;                  /* white space may come before them */
+    bool lines;                  /* one or two line ends may come before them */
 };
 
 /* UNSUPPORTED names the keyword that would have to be ignored, and where, or the schema is too

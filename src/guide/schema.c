@@ -739,8 +739,9 @@ weft_status weft__schema_compile(const struct weft__guide_spec *spec, struct wef
     weft_status status = compile(&c, spec->schema, &value);
     if (status == WEFT_OK) {
         *root = weft__grammar_rule(g);
-        int32_t start = spec->space ? weft__rule_space(&c.rules) : weft__grammar_rule(g);
-        if (!spec->space) weft__grammar_add(g, start, NULL, 0);
+        int32_t start = weft__grammar_rule(g);
+        for (size_t lines = 0; lines <= (spec->lines ? 2 : 0); lines++)
+            weft__grammar_text(g, start, "\n\n", lines);
         WEFT__ADD(g, *root, start, prefix, value, suffix);
         if (g->failed || c.path.failed)
             status = weft__fail_oom(err, g->symbols * sizeof *g->symbol, "a grammar");

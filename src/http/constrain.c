@@ -159,7 +159,7 @@ static struct weft__constraint *make(struct weft__server *server, struct weft__a
     const struct weft__guide_spec spec = {.schema = ask->schema,
                                           .prefix = call ? "<tool_call>\n" : "",
                                           .suffix = call ? "\n</tool_call>" : "",
-                                          .space = server->thinks};
+                                          .lines = server->thinks};
     weft_error err;
     struct weft__constraint *c = calloc(1, sizeof *c);
     if (c == NULL) {

@@ -149,10 +149,16 @@ static bool render_messages(const struct weft__server *server, json_t *body, str
         !weft__field_bool(body, "continue_final_message", &continued, refusal))
         return false;
     const char *choice = json_string_value(weft__field(body, "tool_choice"));
-    bool tools = choice == NULL || strcmp(choice, "none") != 0;
+    json_t *tools = weft__field(body, "tools");
+    if (choice != NULL && strcmp(choice, "none") == 0) tools = NULL;
+    if (json_array_size(tools) > 0 && server->template != NULL &&
+        strstr(server->template, "tools") == NULL)
+        return weft__refuse(refusal, 400, "unsupported", "tools",
+                            "this model's chat template ignores tools: the model would not know "
+                            "of them; leave them out, or set tool_choice to \"none\"");
     const struct weft__chat_input input = {
         .messages = messages,
-        .tools = tools ? weft__field(body, "tools") : NULL,
+        .tools = tools,
         .kwargs = kwargs,
         .add_generation_prompt = generation_prompt && !continued,
         .now = time(NULL),

@@ -141,7 +141,16 @@ def test_reasoning(s):
     refused(s, "a forced call of another format", "tool_choice", tool_choice="required")
 
 
+def test_without(s):
+    """atlas's own template ignores tools: the model would not see them."""
+    refused(s, "tools for a model without them", "tools")
+    for fields in ({"tool_choice": "none"}, {"tools": []}):
+        same("no tools in truth", ask(s, **{"max_tokens": 4, **fields})[0], 200)
+
+
 def main(weft, root):
+    with Server(weft, os.path.join(root, "models/atlas")) as s:
+        test_without(s)
     with tempfile.TemporaryDirectory() as where:
         with Server(weft, model_with(root, "qwen3", where)) as s:
             test_forced(s)

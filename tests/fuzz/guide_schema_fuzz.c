@@ -69,7 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t len)
         json_loadb((const char *)input + 1, len - 1, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
     if (schema == NULL) return 0;
     const struct weft__guide_spec spec = {
-        .schema = schema, .prefix = "", .suffix = "", .space = input[0] % 2 == 1};
+        .schema = schema, .prefix = "", .suffix = "", .lines = input[0] % 2 == 1};
     if (weft__guide_open(vocab, &spec, &guide, &err) != WEFT_OK) {
         if (err.text[0] == '\0') abort();
     } else {

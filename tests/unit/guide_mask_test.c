@@ -401,9 +401,52 @@ static void large_constants_are_exact(void **unused)
     }
 }
 
+/* Whether the text can go on with these tokens, one a byte. */
+static bool goes_on(struct weft__guide *guide, const char *bytes)
+{
+    struct weft__guided text;
+    bool alive = true;
+    weft__guided_init(&text, guide);
+    for (; *bytes != '\0' && alive; bytes++) {
+        int32_t id = 0;
+        while (weft__token_bytes(tokenizer, id).len != 1 ||
+               weft__token_bytes(tokenizer, id).data[0] != *bytes)
+            id++;
+        alive = in_mask(weft__guided_mask(&text), id);
+        (void)weft__guided_push(&text, id);
+    }
+    weft__guided_free(&text);
+    return alive;
+}
+
+static void line_ends_come_first_where_wanted(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *text;
+        bool plain, lines;
+    } cases[] = {{"[", true, true},        {"\n[", false, true}, {"\n\n[", false, true},
+                 {"\n\n\n", false, false}, {" ", false, false},  {"\n ", false, false},
+                 {"[ ", true, true}};
+    for (int lines = 0; lines < 2; lines++) {
+        json_t *schema = json_true();
+        const struct weft__guide_spec spec = {
+            .schema = schema, .prefix = "", .suffix = "", .lines = lines};
+        struct weft__guide *guide = NULL;
+        weft_error err;
+        assert_int_equal(weft__guide_open(vocab, &spec, &guide, &err), WEFT_OK);
+        for (size_t i = 0; i < WEFT__COUNT(cases); i++)
+            assert_int_equal(goes_on(guide, cases[i].text),
+                             lines ? cases[i].lines : cases[i].plain);
+        weft__guide_close(guide);
+        json_decref(schema);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(line_ends_come_first_where_wanted),
         cmocka_unit_test(masks_are_what_tokens_do),
         cmocka_unit_test(walks_end_in_json),
         cmocka_unit_test(bounds_are_exact),
