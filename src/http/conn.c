@@ -113,6 +113,14 @@ static void linger(struct weft__conn *conn)
 
 /* ---- writing ---- */
 
+/* Whether more than a reader may leave unread is waiting for it. */
+static bool is_behind(const struct weft__conn *conn)
+{
+    return conn->out.len - conn->out_sent > WEFT__PENDING_MAX;
+}
+
+static void process(struct weft__conn *conn);
+
 static void wrote_all(struct weft__conn *conn)
 {
     conn->out.len = conn->out_sent = 0;
@@ -137,6 +145,12 @@ static void on_writable(evutil_socket_t fd, short what, void *arg)
     conn->out_sent += (size_t)n;
     conn->write_deadline_ns = after_s(WEFT__STALL_S);
     if (conn->out_sent == conn->out.len) wrote_all(conn);
+    if (is_behind(conn)) return;
+    /* On with the requests that waited for this. */
+    if (event_add(conn->read_event, NULL) != 0)
+        weft__conn_kill(conn);
+    else
+        process(conn);
 }
 
 /* All pieces in one call. What the socket does not take is kept. */
@@ -165,7 +179,7 @@ static void write_pieces(struct weft__conn *conn, struct iovec *piece, int piece
             weft__buf_append(&conn->out, (char *)piece[i].iov_base + skip, piece[i].iov_len - skip);
     }
     size_t pending = conn->out.len - conn->out_sent;
-    if (conn->out.failed || (conn->streaming && pending > WEFT__PENDING_MAX) ||
+    if (conn->out.failed || (conn->streaming && is_behind(conn)) ||
         (pending > 0 && event_add(conn->write_event, NULL) != 0))
         weft__conn_kill(conn);
     else if (pending > 0 && conn->write_deadline_ns == 0)
@@ -219,8 +233,6 @@ static void put_head(struct weft__conn *conn, struct weft__buf *out, int status,
         weft__buf_puts(out, "Connection: keep-alive\r\n");
     weft__buf_puts(out, headers);
 }
-
-static void process(struct weft__conn *conn);
 
 /* The answer is written: on to the next request. */
 static void answered(struct weft__conn *conn)
@@ -453,12 +465,13 @@ static void take_body(struct weft__conn *conn)
         body_done(conn);
 }
 
-/* Goes on with what was read, until it is used up or the connection is busy. */
+/* Goes on with what was read, until it is used up, the connection is busy or its client must read
+ * earlier answers first. */
 static void process(struct weft__conn *conn)
 {
     conn->processing = true;
     bool again = true;
-    while (again && conn->in.len > 0) {
+    while (again && conn->in.len > 0 && !is_behind(conn)) {
         size_t before = conn->in.len;
         if (conn->state == WEFT__CONN_HEAD) {
             while (conn->in.len >= 2 && memcmp(conn->in.data, "\r\n", 2) == 0) {
@@ -499,6 +512,7 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
     if (conn->state == WEFT__CONN_HEAD && conn->in.len == 0)
         conn->deadline_ns = after_s(WEFT__HEAD_S);
     weft__buf_append(&conn->in, bytes, (size_t)n);
+    if (is_behind(conn) && conn->in.len > WEFT__HEAD_MAX) (void)event_del(conn->read_event);
     if (conn->in.failed)
         weft__conn_kill(conn);
     else

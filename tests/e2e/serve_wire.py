@@ -176,6 +176,19 @@ def test_blocked_reader(s):
         for _ in range(200):
             sock.sendall(b"x" * 0x100000)
     check("flood", s.resident_kib() - before < 64 << 10, s.resident_kib() - before)
+    # So do requests sent ahead whose answers nobody reads; who reads late gets all of them.
+    with socket.create_connection(("127.0.0.1", s.port), 1) as sock:
+        with contextlib.suppress(OSError):
+            for _ in range(200):
+                sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 1000)
+        check("unread answers", s.resident_kib() - before < 64 << 10, s.resident_kib() - before)
+    with socket.create_connection(("127.0.0.1", s.port), 30) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 499 + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        time.sleep(0.5)
+        answer = b""
+        while piece := sock.recv(1 << 20):
+            answer += piece
+    same("answers read late", answer.count(b"HTTP/1.1 200 OK\r\n"), 500)
     check("idle after it", s.wait_idle(30))
 
 
