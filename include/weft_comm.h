@@ -49,10 +49,13 @@ typedef enum weft_algorithm {
 
 /* How bytes travel between GPUs. A path that does not work here is refused at open. */
 typedef enum weft_path {
-    WEFT_PATH_AUTO, /* what was measured to be fastest at open, by operation and size */
-    WEFT_PATH_PUSH, /* stores to the peer's memory */
-    WEFT_PATH_PULL, /* loads from the peer's memory */
-    WEFT_PATH_HOST, /* through pinned host memory; works without peer access */
+    WEFT_PATH_AUTO,      /* what was measured to be fastest at open, by operation and size */
+    WEFT_PATH_PUSH,      /* stores to the peer's memory */
+    WEFT_PATH_PULL,      /* loads from the peer's memory */
+    WEFT_PATH_HOST,      /* through pinned host memory; works without peer access */
+    WEFT_PATH_COPY,      /* copy engines, to the peer's memory; for large messages */
+    WEFT_PATH_COPY_HOST, /* copy engines, through pinned host memory */
+    WEFT_PATH_NCCL,      /* NCCL, found at run time; a device a rank. It moves bytes, never sums */
 } weft_path;
 
 /* Zeroed fields mean the default. */

@@ -75,7 +75,7 @@ extern "C" __global__ __launch_bounds__(WEFT__CUDA_THREADS) void weft__move(
     bool alive = true;
     if (blockIdx.x == 0) send_arrival(call);
     bool sends = a.op == WEFT__ALL_GATHER || (a.op == WEFT__BROADCAST && a.root == link->rank);
-    if (sends && link->ranks > 1) {
+    if (sends && link->sends > 0) {
         send_part(a, call);
         __syncthreads(); /* the block's payload stores come before the fence */
         if ((int)threadIdx.x < link->sends) {
@@ -87,7 +87,7 @@ extern "C" __global__ __launch_bounds__(WEFT__CUDA_THREADS) void weft__move(
         int from = a.op == WEFT__BROADCAST ? a.root : 0;
         int to = a.op == WEFT__BROADCAST ? a.root + 1 : link->ranks;
         int source = from + (int)threadIdx.x;
-        if (link->ranks > 1 && source < to)
+        if (link->sends > 0 && source < to)
             alive = await_flag(call, &last, source, (int)blockIdx.x);
         alive = __syncthreads_and(alive) != 0;
         for (int member = from; alive && member < to; member++)

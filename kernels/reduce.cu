@@ -16,10 +16,9 @@
 /* ---- eight elements of a row, in storage form: 4 words of 16-bit types, 8 of F32 ---- */
 
 struct bf16 {
-    enum { WORDS = 4, BATCH = 8 }; /* BATCH: sources read at once */
+    enum { WORDS = 4, NOT_A_NUMBER = 0x7fc0 };
     __device__ static float from(uint32_t bits) { return weft__f32_from_bf16((uint16_t)bits); }
-    __device__ static uint32_t to(float v) { return weft__bf16_from_f32(v); }
-    /* Both of a word, but for NaN: the instruction does what numerics.h says. */
+    /* Both of a word: the instruction does what numerics.h says, but for NaN. */
     __device__ static uint32_t to_pair(float low, float high)
     {
         uint32_t word;
@@ -29,14 +28,13 @@ struct bf16 {
 };
 
 struct f16 {
-    enum { WORDS = 4, BATCH = 8 };
+    enum { WORDS = 4, NOT_A_NUMBER = 0x7e00 };
     __device__ static float from(uint32_t bits)
     {
         float v;
         asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"((uint16_t)bits));
         return v;
     }
-    __device__ static uint32_t to(float v) { return weft__f16_from_f32(v); }
     __device__ static uint32_t to_pair(float low, float high)
     {
         uint32_t word;
@@ -46,7 +44,7 @@ struct f16 {
 };
 
 struct f32 {
-    enum { WORDS = 8, BATCH = 4 };
+    enum { WORDS = 8 };
 };
 
 template <class T> __device__ void unpack(const uint32_t *words, float *v)
@@ -74,7 +72,10 @@ template <class T> __device__ void pack(const float *v, uint32_t *words)
     }
     if (!nan) return;
 #pragma unroll
-    for (int i = 0; i < 4; i++) words[i] = T::to(v[2 * i]) | T::to(v[2 * i + 1]) << 16;
+    for (int i = 0; i < 4; i++) {
+        if (v[2 * i] != v[2 * i]) words[i] = (words[i] & 0xffff0000u) | T::NOT_A_NUMBER;
+        if (v[2 * i + 1] != v[2 * i + 1]) words[i] = (words[i] & 0xffffu) | T::NOT_A_NUMBER << 16;
+    }
 }
 
 template <> __device__ void pack<f32>(const float *v, uint32_t *words)
@@ -112,6 +113,7 @@ struct place {
     uint64_t arrival;      /* first block: the word that a peer has sent */
     uint32_t ticket;       /* first thread of a block */
     uint32_t *stage;       /* shared memory of this warp, for dense data */
+    uint64_t own;          /* plain: the slot in which this rank's input is, or as if x were in it */
 };
 
 __device__ static inline bool in_row(const place &at, int group)
@@ -119,16 +121,13 @@ __device__ static inline bool in_row(const place &at, int group)
     return group * 32 + at.lane < at.chunks;
 }
 
-/* This rank's share of row t: x, or a mixture of experts. */
-template <class T> __device__ void form(const place &at, int t, int group, uint32_t *words)
+/* A mixture of experts: this rank's share of row t. */
+template <class T> __device__ void mix(const place &at, int t, int group, uint32_t *words)
 {
     const struct weft__cuda_reduce_args *a = at.a;
     int column = group * 32 + at.lane;
-    if (a->top_k == 0) {
-        load_chunk<T>(a->x, t * at.chunks + column, words);
-        return;
-    }
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
+#pragma unroll 1
     for (int64_t k = t * a->top_k; k < (t + 1) * a->top_k; k++) {
         int64_t slot = ((const int32_t *)a->slots)[k];
         if (slot < 0 || slot >= a->expert_rows) continue;
@@ -147,6 +146,17 @@ template <class T> __device__ void form(const place &at, int t, int group, uint3
     pack<T>(sum, words);
 }
 
+/* This rank's share of row t, where the thread has some. A warp with ONE group knows no mixtures. */
+template <class T, bool ONE>
+__device__ void form(const place &at, int t, int group, uint32_t *words)
+{
+    if (!in_row(at, group)) return;
+    if (ONE || at.a->top_k == 0)
+        load_chunk<T>(at.a->x, t * at.chunks + group * 32 + at.lane, words);
+    else
+        mix<T>(at, t, group, words);
+}
+
 /* ---- exchange of a group: a warp sends and receives it as vectors of 16 bytes ---- */
 
 /* plain: the thread's eight elements; packed: two of its words, each with the epoch; dense: three
@@ -162,26 +172,30 @@ struct wire {
                                    : (WORDS + 2) / 3,
         EACH = (VECTORS + 31) / 32,                        /* at most, of a thread */
         PITCH = (VECTORS + 1) / 2 * 32,                    /* bytes from one group to the next */
+        STEP = FORM == plain ? 16 : 32 * 16,               /* from one vector of a thread to its next */
+        BATCH = FORM == packed && T::WORDS == 4 ? 8 : 4,   /* sources read at once */
         STAGED = FORM == dense ? (3 * VECTORS + 3) / 4 : 0 /* vectors of shared memory */
     };
-    static_assert(T::BATCH * STAGED * 16 <= WEFT__CUDA_STAGE_BYTES, "room of a warp");
+    static_assert(BATCH * STAGED * 16 <= WEFT__CUDA_STAGE_BYTES, "room of a warp");
 };
 
-/* Where vector j of a thread is, or NULL when the thread has no such vector. A warp's access is one
- * line after the other. A half slot is smaller than 4 GiB. */
+/* Where a thread's first vector of a group is in a slot. A half slot is smaller than 4 GiB. */
 template <class T, enum form FORM>
-__device__ char *vector_at(const place &at, uint64_t slot, int t, int group, int j)
+__device__ uint64_t offset_of(const place &at, int t, int group)
 {
     const struct weft__cuda_link *link = &at.a->link;
-    char *half = half_of(at.call, slot);
-    if (FORM == plain) {
-        uint32_t chunk = (uint32_t)(t * at.chunks + group * 32 + at.lane);
-        return in_row(at, group) ? half + link->plain_at + chunk * (T::WORDS * 4) + 16 * j : NULL;
-    }
+    uint32_t chunk = (uint32_t)(t * at.chunks + group * 32 + at.lane);
+    uint32_t base = (uint32_t)(t * at.groups + group) * wire<T, FORM>::PITCH;
+    if (FORM == plain) return at.call.half + link->plain_at + chunk * (T::WORDS * 4);
+    return at.call.half + link->packed_at + base + 16 * (uint32_t)at.lane;
+}
+
+/* Whether the thread has a vector j of a group. */
+template <class T, enum form FORM> __device__ bool has(const place &at, int group, int j)
+{
     using W = wire<T, FORM>;
-    uint32_t base = (uint32_t)(t * at.groups + group) * W::PITCH;
-    int v = at.lane + 32 * j;
-    return v < W::VECTORS ? half + link->packed_at + base + 16 * v : NULL;
+    if (FORM == plain) return in_row(at, group);
+    return W::VECTORS % 32 == 0 || at.lane + 32 * j < W::VECTORS;
 }
 
 /* Words 3v .. 3v + 2 of a group, in shared memory. */
@@ -214,9 +228,9 @@ __device__ void wrap(const place &at, const uint32_t *words, uint4 *out)
     if (FORM == dense) __syncwarp();
 }
 
-/* The thread's words of COUNT sources, of which `there` are. */
+/* The thread's words of COUNT sources. */
 template <class T, enum form FORM, int COUNT>
-__device__ void unwrap(place &at, int there, uint4 (*in)[wire<T, FORM>::EACH],
+__device__ void unwrap(const place &at, const uint4 (*in)[wire<T, FORM>::EACH],
                        uint32_t (*words)[T::WORDS])
 {
     using W = wire<T, FORM>;
@@ -230,7 +244,7 @@ __device__ void unwrap(place &at, int there, uint4 (*in)[wire<T, FORM>::EACH],
                 *(uint4 *)(words[b] + 4 * j) = v;
             else if (FORM == packed)
                 words[b][2 * j] = v.x, words[b][2 * j + 1] = v.z;
-            else if (b < there && at.lane + 32 * j < W::VECTORS)
+            else if (has<T, FORM>(at, 0, j))
                 three[0] = v.x, three[1] = v.y, three[2] = v.z;
         }
     if (FORM != dense) return;
@@ -245,20 +259,22 @@ __device__ void unwrap(place &at, int there, uint4 (*in)[wire<T, FORM>::EACH],
 }
 
 /* Row `t` of a slot: inputs first, then, in two-shot reductions, sums. to: the one rank that needs
- * it, or -1; with pull and host all can see it. For a whole warp. */
+ * it, or -1; with pull and host all can see it. but_own: not to the slot that is not read, since x
+ * is. For a whole warp. */
 template <class T, enum form FORM>
-__device__ void send(const place &at, int t, int group, int to, const uint32_t *words)
+__device__ void send(const place &at, int t, int group, int to, bool but_own, const uint32_t *words)
 {
     using W = wire<T, FORM>;
     const struct weft__cuda_link *link = &at.a->link;
     uint4 out[W::EACH];
     wrap<T, FORM>(at, words, out);
+    uint64_t offset = offset_of<T, FORM>(at, t, group);
     for (int d = 0; d < link->sends; d++) {
-        if (link->push && to >= 0 && d != to) continue;
+        if ((link->push && to >= 0 && d != to) || (but_own && d + 1 == at.a->own)) continue;
+        char *p = (char *)(link->send[d] + offset);
 #pragma unroll
-        for (int j = 0; j < W::EACH; j++) {
-            char *p = vector_at<T, FORM>(at, link->send[d], t, group, j);
-            if (p == NULL) continue;
+        for (int j = 0; j < W::EACH; j++, p += W::STEP) {
+            if (!has<T, FORM>(at, group, j)) continue;
             if (FORM == plain)
                 *(uint4 *)p = out[j];
             else if (FORM == packed)
@@ -269,38 +285,54 @@ __device__ void send(const place &at, int t, int group, int to, const uint32_t *
     }
 }
 
-/* One try to read sources s .. s + COUNT - 1, as far as there are such. Returns the first source
- * whose vectors are not all there, or -1. */
+/* Packed or dense. Zero when the vector is there. */
+template <enum form FORM> __device__ uint32_t differs(const place &at, uint4 v)
+{
+    uint32_t epoch = at.call.epoch;
+    return FORM == packed ? (v.y ^ epoch) | (v.w ^ epoch) : v.w ^ epoch;
+}
+
+template <enum form FORM> __device__ uint4 load_vector(uint64_t p)
+{
+    return FORM == packed ? load_pair((const char *)p) : load_whole((const char *)p);
+}
+
+/* One try to read packed or dense vectors of sources s .. s + COUNT - 1, the last source in the
+ * place of those beyond it. True when all are there. */
 template <class T, enum form FORM, int COUNT>
-__device__ int try_take(const place &at, int t, int group, int s, int to,
-                        uint4 (*in)[wire<T, FORM>::EACH])
+__device__ bool try_take(const place &at, uint64_t offset, int s, int last,
+                         uint4 (*in)[wire<T, FORM>::EACH])
 {
     using W = wire<T, FORM>;
+    uint32_t wrong = 0;
 #pragma unroll
     for (int b = 0; b < COUNT; b++) {
-        if (s + b >= to) break;
-#pragma unroll
-        for (int j = 0; j < W::EACH; j++) {
-            const char *p = vector_at<T, FORM>(at, at.a->link.recv[s + b], t, group, j);
-            if (p == NULL) continue;
-            in[b][j] = FORM == plain    ? *(const uint4 *)p
-                       : FORM == packed ? load_pair(p)
-                                        : load_whole(p);
-        }
-    }
-    int missing = -1;
-#pragma unroll
-    for (int b = COUNT - 1; FORM != plain && b >= 0; b--) {
-        bool here = true;
+        uint64_t p = at.a->link.recv[min(s + b, last)] + offset;
 #pragma unroll
         for (int j = 0; j < W::EACH; j++)
-            here =
-                here &&
-                ((in[b][j].w == at.call.epoch && (FORM == dense || in[b][j].y == at.call.epoch)) ||
-                 at.lane + 32 * j >= W::VECTORS);
-        if (s + b < to && !here) missing = s + b;
+            if (has<T, FORM>(at, 0, j)) in[b][j] = load_vector<FORM>(p + W::STEP * j);
     }
-    return missing;
+#pragma unroll
+    for (int b = 0; b < COUNT; b++)
+#pragma unroll
+        for (int j = 0; j < W::EACH; j++)
+            if (has<T, FORM>(at, 0, j)) wrong |= differs<FORM>(at, in[b][j]);
+    return wrong == 0;
+}
+
+/* The first of the sources s .. last that something is missing from, or -1; for a whole warp. */
+template <class T, enum form FORM>
+__device__ int missing_source(const place &at, uint64_t offset, int s, int last)
+{
+    using W = wire<T, FORM>;
+    int missing = -1;
+#pragma unroll 1
+    for (int source = last; source >= s; source--)
+        for (int j = 0; j < W::EACH; j++)
+            if (has<T, FORM>(at, 0, j) &&
+                differs<FORM>(at, load_vector<FORM>(at.a->link.recv[source] + offset + W::STEP * j)))
+                missing = source;
+    return __reduce_max_sync(~0u, missing);
 }
 
 /* A whole warp agrees on whether to go on, so that it stays together. */
@@ -312,66 +344,101 @@ __device__ static bool warp_keeps_waiting(const place &at, struct patience *last
 /* Waits for the last vector of a group from each source with one lane, which costs the link less
  * than trying with all of them. */
 template <class T, enum form FORM>
-__device__ void glance(place &at, struct patience *last, int t, int group, int s, int to)
+__device__ void glance(place &at, struct patience *last, uint64_t offset, int s, int to)
 {
-    using W = wire<T, FORM>;
-    uint64_t offset = at.a->link.packed_at + (uint32_t)(t * at.groups + group) * W::PITCH +
-                      16 * (W::VECTORS - 1) + 12;
-    for (; s < to && at.alive; s++) {
+    offset += 16 * (wire<T, FORM>::VECTORS - 1 - at.lane) + 12;
+    for (; s <= to && at.alive; s++) {
         if (s == at.a->link.rank) continue;
-        uint64_t word = at.a->link.recv[s] + at.call.half + offset;
         for (uint32_t tries = 1; at.alive; tries++) {
-            uint32_t seen = at.lane == 0 ? load_relaxed_u32(word) : 0;
+            uint32_t seen = at.lane == 0 ? load_relaxed_u32(at.a->link.recv[s] + offset) : 0;
             if (__shfl_sync(~0u, seen, 0) == at.call.epoch) break;
             if (tries % TRIES == 0) at.alive = warp_keeps_waiting(at, last, s);
         }
     }
 }
 
-/* Waits for sources s .. s + COUNT - 1, and gives this thread's words of each; for a whole warp.
- * Plain data is there already. */
-template <class T, enum form FORM, int COUNT>
-__device__ void take(place &at, int t, int group, int s, int to, uint32_t (*words)[T::WORDS])
+/* Plain data, which is there already. In the rows of inputs, this rank's own may be elsewhere. */
+template <class T, int COUNT>
+__device__ void take_plain(const place &at, int t, int group, int s, int last,
+                           uint4 (*in)[wire<T, plain>::EACH])
 {
-    uint4 in[COUNT][wire<T, FORM>::EACH] = {};
-    struct patience last = {-1, 0, 0, 0};
-    if (FORM != plain && at.a->link.far)
-        glance<T, FORM>(at, &last, t, group, s, min(s + COUNT, to));
-    for (uint32_t tries = 1; at.alive; tries++) {
-        int missing = try_take<T, FORM, COUNT>(at, t, group, s, to, in);
-        if (FORM == plain || __all_sync(~0u, missing < 0)) break;
-        if (tries % TRIES == 0)
-            at.alive = warp_keeps_waiting(at, &last, __reduce_max_sync(~0u, missing));
+    uint64_t offset = offset_of<T, plain>(at, t, group);
+#pragma unroll
+    for (int b = 0; b < COUNT; b++) {
+        bool own = s + b == at.a->link.rank && t < at.tokens, there = s + b <= last;
+        const uint4 *p = (const uint4 *)((own ? at.own : at.a->link.recv[s + b]) + offset);
+#pragma unroll
+        for (int j = 0; j < wire<T, plain>::EACH; j++)
+            in[b][j] = there && in_row(at, group) ? p[j] : make_uint4(0, 0, 0, 0);
     }
-    unwrap<T, FORM, COUNT>(at, to - s, in, words);
 }
 
-/* The sum over ranks of eight elements, in ascending order. */
-template <class T, enum form FORM> __device__ void fold(place &at, int t, int group, float *sum)
+/* Waits for sources s .. s + COUNT - 1, as far as they are not beyond `last`, and gives this
+ * thread's words of each; for a whole warp. */
+template <class T, enum form FORM, int COUNT>
+__device__ void take(place &at, int t, int group, int s, int last, uint32_t (*words)[T::WORDS])
+{
+    uint4 in[COUNT][wire<T, FORM>::EACH];
+    if constexpr (FORM == plain) {
+        take_plain<T, COUNT>(at, t, group, s, last, in);
+    } else {
+        uint64_t offset = offset_of<T, FORM>(at, t, group);
+        struct patience patience = {-1, 0, 0, 0};
+        if (at.a->link.far) glance<T, FORM>(at, &patience, offset, s, min(s + COUNT - 1, last));
+        for (uint32_t tries = 1;; tries++) {
+            bool there = try_take<T, FORM, COUNT>(at, offset, s, last, in);
+            if (__all_sync(~0u, there) || !at.alive) break;
+            if (tries % TRIES != 0) continue;
+            int peer = missing_source<T, FORM>(at, offset, s, last);
+            if (peer >= 0) at.alive = warp_keeps_waiting(at, &patience, peer);
+        }
+    }
+    unwrap<T, FORM, COUNT>(at, in, words);
+}
+
+/* Adds sources s .. s + COUNT - 1, as far as there are such; more than half of them are. */
+template <class T, enum form FORM, int COUNT>
+__device__ void add_sources(place &at, int t, int group, int s, float *sum)
+{
+    int last = at.a->link.ranks - 1;
+    uint32_t words[COUNT][T::WORDS];
+    take<T, FORM, COUNT>(at, t, group, s, last, words);
+#pragma unroll
+    for (int b = 0; b < COUNT; b++) {
+        if (b >= COUNT / 2 && s + b > last) break;
+        float v[8];
+        unpack<T>(words[b], v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] = __fadd_rn(sum[i], v[i]);
+    }
+}
+
+/* The sum over ranks of eight elements, in ascending order. The fewer ranks, the less code is run:
+ * a short message takes as long as fetching its instructions does. */
+template <class T, bool ONE, enum form FORM>
+__device__ void fold(place &at, int t, int group, float *sum)
 {
     int ranks = at.a->link.ranks;
     if (ranks == 1) {
         uint32_t words[T::WORDS] = {};
-        if (in_row(at, group)) form<T>(at, t, group, words);
+        form<T, ONE>(at, t, group, words);
         unpack<T>(words, sum);
         return;
     }
-    for (int s = 0; s < ranks; s += T::BATCH) {
-        uint32_t words[T::BATCH][T::WORDS];
-        take<T, FORM, T::BATCH>(at, t, group, s, ranks, words);
 #pragma unroll
-        for (int b = 0; b < T::BATCH; b++) {
-            if (s + b >= ranks) break;
-            float v[8];
-            unpack<T>(words[b], v);
-#pragma unroll
-            for (int i = 0; i < 8; i++) sum[i] = s + b == 0 ? v[i] : __fadd_rn(sum[i], v[i]);
-        }
+    for (int i = 0; i < 8; i++) sum[i] = -0.0f; /* adding to it changes no bit */
+    for (int s = 0; s < ranks; s += wire<T, FORM>::BATCH) {
+        if (ranks - s <= 2)
+            add_sources<T, FORM, 2>(at, t, group, s, sum);
+        else if (ranks - s <= 4)
+            add_sources<T, FORM, 4>(at, t, group, s, sum);
+        else
+            add_sources<T, FORM, wire<T, FORM>::BATCH>(at, t, group, s, sum);
     }
 }
 
 /* round(residual + sum over ranks), in storage form. `out` is the row of the residual. */
-template <class T, enum form FORM>
+template <class T, bool ONE, enum form FORM>
 __device__ void sum_up(place &at, int t, int out, int group, uint32_t *words)
 {
     const struct weft__cuda_reduce_args *a = at.a;
@@ -380,7 +447,7 @@ __device__ void sum_up(place &at, int t, int out, int group, uint32_t *words)
     if (add && in_row(at, group))
         load_chunk<T>(a->residual, out * at.chunks + group * 32 + at.lane, residual);
     float sum[8], v[8];
-    fold<T, FORM>(at, t, group, sum);
+    fold<T, ONE, FORM>(at, t, group, sum);
     unpack<T>(residual, v);
 #pragma unroll
     for (int i = 0; i < 8; i++) sum[i] = add ? __fadd_rn(v[i], sum[i]) : sum[i];
@@ -437,15 +504,36 @@ __device__ static inline uint32_t largest_of(const float *v)
     return most;
 }
 
+/* Two codes; the instruction does what numerics.h says. */
+__device__ static inline uint32_t e4m3_pair(float low, float high)
+{
+#if __CUDA_ARCH__ >= 890
+    uint16_t codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+    return codes;
+#else
+    return weft__e4m3_from_f32(low) | (uint32_t)weft__e4m3_from_f32(high) << 8;
+#endif
+}
+
 __device__ static void store_fp8(const place &at, int chunk, const float *v, float scale)
 {
-    uint2 codes = {0, 0};
+    uint32_t codes[2] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        codes.x |= (uint32_t)weft__e4m3_from_f32(__fdiv_rn(v[i], scale)) << 8 * i;
-        codes.y |= (uint32_t)weft__e4m3_from_f32(__fdiv_rn(v[4 + i], scale)) << 8 * i;
-    }
-    ((uint2 *)at.a->codes)[chunk] = codes;
+    for (int i = 0; i < 8; i += 2)
+        codes[i / 4] |= e4m3_pair(__fdiv_rn(v[i], scale), __fdiv_rn(v[i + 1], scale))
+                        << 16 * (i / 2 % 2);
+    ((uint2 *)at.a->codes)[chunk] = make_uint2(codes[0], codes[1]);
+}
+
+/* As numerics.h has it, without branches. */
+__device__ static inline uint32_t e2m1(float value)
+{
+    uint32_t u = __float_as_uint(value), a = u & 0x7fffffffu;
+    uint32_t normal = (a - 0x3f000000u + 0x1fffffu + (a >> 22 & 1)) >> 22; /* 1 up */
+    /* Below, the low mantissa bits are round(2 a) when the lowest of them is worth 0.5. */
+    uint32_t small = __float_as_uint(__fadd_rn(__uint_as_float(a), 4194304.0f)) - 0x4a800000u;
+    return (a >= 0x3f800000u ? min(normal, 7u) : small) | (u >> 28 & 8);
 }
 
 /* For a whole warp: neighbouring lanes hold the 16 values of a scale. */
@@ -460,7 +548,7 @@ __device__ static void store_nvfp4(const place &at, int out, int group, const fl
     uint32_t codes = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        codes |= (uint32_t)weft__e2m1_from_f32(__fmul_rn(v[i], inverse)) << 4 * i;
+        codes |= e2m1(__fmul_rn(v[i], inverse)) << 4 * i;
     int column = group * 32 + at.lane, columns = (int)a->hidden / 16;
     ((uint32_t *)a->codes)[(int64_t)out * at.chunks + column] = codes;
     if (at.lane % 2 != 0) return;
@@ -618,18 +706,22 @@ __device__ static inline int flag_number(const place &at, int t, bool sums)
     return (t + (sums ? at.tokens : 0)) * at.a->cluster + at.block;
 }
 
-/* Says that the section's inputs, or the sums made here, are in the slots. */
-__device__ static void send_flags(const place &at, int section, bool sums)
+/* Says that the inputs of a section, and the sums made here of another, are in the slots. */
+__device__ static void send_flags(const place &at, int inputs, int sums)
 {
     const struct weft__cuda_link *link = &at.a->link;
     __syncthreads(); /* the block's payload stores come before the fence */
     if (threadIdx.x >= 32) return;
     __threadfence_system(); /* partner: await_flag() */
-    for (int i = at.lane; i < at.a->section * link->sends; i += 32) {
-        int t = section + i / link->sends * at.step;
-        if (t >= at.tokens || (sums && !summed_here(at, t))) continue;
-        store_relaxed_u32(flag_of(at.call, link->send[i % link->sends], flag_number(at, t, sums)),
-                          at.call.epoch);
+    for (int made = 0; made < 2; made++) {
+        int section = made ? sums : inputs;
+        for (int i = at.lane; i < at.a->section * link->sends; i += 32) {
+            int t = section + i / link->sends * at.step;
+            if (t < 0 || t >= at.tokens || (made && !summed_here(at, t))) continue;
+            store_relaxed_u32(
+                flag_of(at.call, link->send[i % link->sends], flag_number(at, t, made != 0)),
+                at.call.epoch);
+        }
     }
 }
 
@@ -648,46 +740,56 @@ __device__ static void await_flags(place &at, int section, bool sums)
     at.alive = __syncthreads_and(alive) != 0;
 }
 
-/* Sends this rank's share of the section's rows. */
-template <class T, enum form FORM> __device__ void send_inputs(const place &at, int section)
+/* Sends this rank's share of the section's rows, some groups of a warp at once. */
+template <class T, bool ONE, enum form FORM>
+__device__ void send_inputs(const place &at, int section)
 {
-    int end = min(section + at.a->section * at.step, at.tokens);
+    const struct weft__cuda_reduce_args *a = at.a;
+    enum { MOST = ONE || FORM != plain ? 1 : 4 };
+    int count = ONE || a->top_k == 0 ? MOST : 1;
+    int end = min(section + a->section * at.step, at.tokens);
     for (int t = section; t < end; t += at.step) {
-        int to = at.a->two_shot ? owner_of(at.tokens, at.a->link.ranks, t) : -1;
-        for (int group = at.warp; group < at.groups; group += at.warps) {
-            uint32_t words[T::WORDS] = {};
-            if (in_row(at, group)) form<T>(at, t, group, words);
-            send<T, FORM>(at, t, group, to, words);
+        int to = !ONE && a->two_shot ? owner_of(at.tokens, a->link.ranks, t) : -1;
+        for (int first = at.warp; first < at.groups; first += count * at.warps) {
+            uint32_t words[MOST][T::WORDS] = {};
+            form<T, ONE>(at, t, first, words[0]);
+#pragma unroll
+            for (int i = 1; i < MOST; i++)
+                if (i < count) form<T, true>(at, t, first + i * at.warps, words[i]);
+#pragma unroll
+            for (int i = 0; i < MOST; i++)
+                if (i < count && first + i * at.warps < at.groups)
+                    send<T, FORM>(at, t, first + i * at.warps, to, FORM == plain, words[i]);
+            if (ONE) break;
         }
     }
-    if (FORM == plain) send_flags(at, section, false);
 }
 
 /* Two-shot: sums what is to be summed here, for everyone. */
 template <class T, enum form FORM> __device__ void send_sums(place &at, int section)
 {
+    if (section < 0 || section >= at.tokens) return;
     if (FORM == plain) await_flags(at, section, false);
     int end = min(section + at.a->section * at.step, at.tokens);
     for (int t = section; t < end; t += at.step) {
         for (int group = at.warp; group < at.groups && summed_here(at, t); group += at.warps) {
             uint32_t words[T::WORDS];
-            sum_up<T, FORM>(at, t, t, group, words);
-            if (at.alive) send<T, FORM>(at, at.tokens + t, group, -1, words);
+            sum_up<T, false, FORM>(at, t, t, group, words);
+            if (at.alive) send<T, FORM>(at, at.tokens + t, group, -1, false, words);
         }
     }
-    if (FORM == plain) send_flags(at, section, true);
 }
 
 /* s of row t, row `out` of the outputs, in storage form. */
-template <class T, enum form FORM>
+template <class T, bool ONE, enum form FORM>
 __device__ void receive(place &at, int t, int out, int group, uint32_t *words)
 {
-    if (!at.a->two_shot) {
-        sum_up<T, FORM>(at, t, out, group, words);
+    if (ONE || !at.a->two_shot) {
+        sum_up<T, ONE, FORM>(at, t, out, group, words);
         return;
     }
     int owner = owner_of(at.tokens, at.a->link.ranks, t);
-    take<T, FORM, 1>(at, at.tokens + t, group, owner, owner + 1, (uint32_t(*)[T::WORDS])words);
+    take<T, FORM, 1>(at, at.tokens + t, group, owner, owner, (uint32_t(*)[T::WORDS])words);
 }
 
 /* The results of row t. */
@@ -699,7 +801,7 @@ __device__ void receive_row(place &at, int t, keeper<T, ONE> &kept, const uint32
     int out = t - (int)a->out_first;
     for (int group = at.warp; group < at.groups; group += at.warps) {
         uint32_t *words = kept.at(at, group);
-        receive<T, FORM>(at, t, out, group, words);
+        receive<T, ONE, FORM>(at, t, out, group, words);
         if (a->norm) {
             float v[8];
             unpack<T>(words, v);
@@ -718,7 +820,9 @@ __device__ void receive_row(place &at, int t, keeper<T, ONE> &kept, const uint32
 /* ---- the kernel ---- */
 
 /* Sends sections ahead of those it sums, and sums ahead of those it finishes, so that a link
- * carries both directions at once. */
+ * carries both directions at once. Flags come last: the fence before them waits for what was sent,
+ * which has had the time of all other work to arrive. No rank waits for a row before it has sent
+ * the flags of all rows before, so the lowest row that has none gets it. */
 template <class T, bool ONE, enum form FORM>
 __device__ void exchange(place &at, struct row_memory *memory, uint4 *kept_memory)
 {
@@ -727,9 +831,10 @@ __device__ void exchange(place &at, struct row_memory *memory, uint4 *kept_memor
     if constexpr (!ONE) kept.memory = kept_memory;
     uint32_t weight[T::WORDS] = {};
     if (ONE && a.norm) load_weight<T>(at, at.warp, weight);
-    int stride = a.section * at.step, behind = a.two_shot ? 2 * stride : stride, rows = 0;
+    bool two_shot = !ONE && a.two_shot != 0, sends = a.link.sends > 0;
+    int stride = a.section * at.step, behind = two_shot ? 2 * stride : stride, rows = 0;
     for (int section = at.first; section - behind < at.tokens; section += stride) {
-        if (section < at.tokens && a.link.ranks > 1) send_inputs<T, FORM>(at, section);
+        if (section < at.tokens && sends) send_inputs<T, ONE, FORM>(at, section);
         if (section == at.first) { /* after the first loads, which do not need the epoch */
             if (blockIdx.x == 0) send_arrival(at.call);
             at.ticket = draw_ticket(&a.link, at.call.epoch);
@@ -737,17 +842,18 @@ __device__ void exchange(place &at, struct row_memory *memory, uint4 *kept_memor
             if (a.cluster > 1) cluster_wait(); /* partner: in reduce() */
         }
         int sums = section - stride, results = section - behind;
-        if (a.two_shot && sums >= 0 && sums < at.tokens) send_sums<T, FORM>(at, sums);
-        if (results < 0) continue;
-        if (a.two_shot) at.call.phase = WEFT__SUM;
-        if (FORM == plain && a.link.ranks > 1) await_flags(at, results, a.two_shot != 0);
+        if (two_shot) send_sums<T, FORM>(at, sums);
+        if (two_shot) at.call.phase = WEFT__SUM;
+        if (FORM == plain && results >= 0 && sends) await_flags(at, results, two_shot);
         int end = min(results + stride, at.tokens);
-        for (int t = results; t < end; t += at.step) {
-            if (t < a.out_first || t >= a.out_first + a.out_rows) continue;
+        for (int t = results; results >= 0 && t < end; t += at.step) {
+            if ((uint32_t)(t - (int)a.out_first) >= (uint32_t)a.out_rows) continue;
             receive_row<T, ONE, FORM>(at, t, kept, weight, memory + rows % 2, rows / 2);
             rows++;
         }
         at.call.phase = WEFT__INPUT;
+        if (FORM == plain && sends && (two_shot ? sums : section) < at.tokens)
+            send_flags(at, section, two_shot ? sums : -1);
     }
 }
 
@@ -783,11 +889,13 @@ __device__ void reduce(const struct weft__cuda_reduce_args &a)
                 true,
                 0,
                 0,
-                (uint32_t *)((char *)dynamic + threadIdx.x / 32 * WEFT__CUDA_STAGE_BYTES)};
+                (uint32_t *)((char *)dynamic + threadIdx.x / 32 * WEFT__CUDA_STAGE_BYTES),
+                0};
+    at.own = a.own == 0 ? link->recv[link->rank] : a.x - link->plain_at - at.call.half;
     uint4 *kept_memory = dynamic + (FORM == dense ? warps * WEFT__CUDA_STAGE_BYTES / 16 : 0);
     exchange<T, ONE, FORM>(at, memory, kept_memory);
     if (a.late_release) grid_release();
-    if (blockIdx.x == 0 && at.alive && link->ranks > 1) await_arrivals(at.call, at.arrival);
+    if (blockIdx.x == 0 && at.alive && link->sends > 0) await_arrivals(at.call, at.arrival);
     finish(link, at.call.epoch, at.ticket);
 }
 
@@ -795,7 +903,7 @@ __device__ void reduce(const struct weft__cuda_reduce_args &a)
 
 enum { one = true, many = false };
 #define X(type, dtype, hold, wire)                                   \
-    extern "C" __global__ __launch_bounds__(WEFT__CUDA_THREADS) void \
+    extern "C" __global__ __launch_bounds__(WEFT__CUDA_THREADS, wire == plain ? 2 : 1) void \
         weft__reduce_##type##_##hold##_##wire(                       \
             const __grid_constant__ struct weft__cuda_reduce_args a) \
     {                                                                \

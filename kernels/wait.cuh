@@ -285,7 +285,7 @@ __device__ static __noinline__ bool keep_waiting(struct call call, struct patien
  * will advance the epoch. */
 __device__ static inline uint32_t draw_ticket(const struct weft__cuda_link *link, uint32_t epoch)
 {
-    if (threadIdx.x != 0 || link->ranks == 1) return 0; /* nobody to agree with */
+    if (threadIdx.x != 0 || link->sends == 0) return 0;
     /* An epoch is never 0; the sum depends on the load of the epoch, so it comes after it. */
     return atomicAdd((uint32_t *)link->done, epoch != 0 ? 1u : 0u);
 }
@@ -295,7 +295,7 @@ __device__ static inline uint32_t draw_ticket(const struct weft__cuda_link *link
 __device__ static inline void finish(const struct weft__cuda_link *link, uint32_t epoch,
                                      uint32_t ticket)
 {
-    if (threadIdx.x != 0 || link->ranks == 1 || ticket + 1 != gridDim.x) return;
+    if (threadIdx.x != 0 || link->sends == 0 || ticket + 1 != gridDim.x) return;
     *(uint32_t *)link->done = 0;
     *(uint32_t *)link->epoch = epoch == 0xffffffffu ? 2 : epoch + 1;
 }
@@ -314,7 +314,7 @@ __device__ static inline uint64_t look_for_arrival(struct call call)
 {
     const struct weft__cuda_link *link = call.link;
     uint64_t expected = (uint64_t)call.signature << 32 | call.epoch;
-    if ((int)threadIdx.x >= link->ranks || link->ranks == 1) return expected;
+    if ((int)threadIdx.x >= link->ranks || link->sends == 0) return expected;
     return load_relaxed_u64(half_of(call, link->recv[threadIdx.x]));
 }
 

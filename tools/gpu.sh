@@ -7,6 +7,8 @@
 #     soak       a million epochs with random delays
 #     pair       several GPUs, a rank each: fused against NCCL with separate kernels, and what PyTorch
 #                takes for the sum alone
+#     large      long messages on every path, and what the links can do
+# NCCL is PyTorch's, if that is there.
 # CMOCKA=DIR: a folder with cmocka.h and libcmocka.so, where the system has none. OUT=DIR: logs.
 set -eu
 cd "$(dirname "$0")/.."
@@ -64,6 +66,8 @@ done
 
 nvidia-smi --query-gpu=name,driver_version,clocks.sm --format=csv,noheader
 rm -f $build/failed
+nccl=$(python3 -c 'import nvidia.nccl; print(nvidia.nccl.__path__[0] + "/lib")' 2>/dev/null || true)
+export LD_LIBRARY_PATH="$nccl${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 status=0
 for what in "$@"; do
     case $what in
@@ -85,11 +89,11 @@ for what in "$@"; do
     parts) timeout 100 $build/comm_cuda_bench parts 2>&1 | tee "$out/parts.log" ;;
     soak) timeout 300 $build/comm_cuda_order_test --soak 2>&1 | tee "$out/soak.log" ;;
     pair)
-        nccl=$(python3 -c 'import nvidia.nccl; print(nvidia.nccl.__path__[0] + "/lib")' || true)
-        LD_LIBRARY_PATH=$nccl timeout 100 $build/comm_cuda_bench 2>&1 | tee "$out/pair.log"
-        LD_LIBRARY_PATH=$nccl timeout 60 $build/comm_cuda_bench sums 2>&1 | tee "$out/sums.log"
+        timeout 100 $build/comm_cuda_bench 2>&1 | tee "$out/pair.log"
+        timeout 60 $build/comm_cuda_bench sums 2>&1 | tee "$out/sums.log"
         timeout 100 python3 tools/torch-allreduce.py 2>&1 | tee "$out/torch.log"
         ;;
+    large) timeout 100 $build/comm_cuda_bench large 2>&1 | tee "$out/large.log" ;;
     sweep) timeout 400 $build/comm_cuda_bench sweep 2>&1 | tee "$out/sweep.log" ;;
     *) echo "unknown: $what"; status=2 ;;
     esac

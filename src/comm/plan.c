@@ -8,12 +8,13 @@
 
 #include "comm.h"
 
-enum { OPS = WEFT__BARRIER + 1, CLASSES = 5, TRIALS_MAX = 400, PLAN_MS = 400 };
+enum { OPS = WEFT__BARRIER + 1, CLASSES = 7, TRIALS_MAX = 600, PLAN_MS = 400 };
 enum { HIDDEN = 6144, ROW_BYTES = HIDDEN * 2, TWO_SHOT_RANKS = 3 };
 
 /* A class is measured at these bytes of a rank's input, and ends at twice as many. */
-static const uint64_t class_bytes[CLASSES] = {1 * ROW_BYTES, 4 * ROW_BYTES, 16 * ROW_BYTES,
-                                              64 * ROW_BYTES, 256 * ROW_BYTES};
+static const uint64_t class_bytes[CLASSES] = {1 * ROW_BYTES,   4 * ROW_BYTES,   16 * ROW_BYTES,
+                                              64 * ROW_BYTES,  256 * ROW_BYTES, 1024 * ROW_BYTES,
+                                              4096 * ROW_BYTES};
 
 struct trial {
     enum weft__comm_op op;
@@ -115,7 +116,7 @@ static weft_status run(const struct bench *bench, struct trial *trial, bool *eno
     struct weft__comm_kernels *k = bench->comm->kernels;
     struct report mine = {0}, all[WEFT__MAX_RANKS];
     uint64_t bytes = class_bytes[trial->size];
-    int chain = trial->size <= 2 ? CHAIN : LONG_CHAIN;
+    int chain = trial->size <= 2 ? CHAIN : trial->size <= 4 ? LONG_CHAIN : 1;
     weft_status status = bench->dev->begin(k, err);
     if (status == WEFT_OK) status = weft_comm_barrier(bench->comm, err); /* start together */
     if (status == WEFT_OK) status = bench->dev->mark(k, err);

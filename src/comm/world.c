@@ -36,7 +36,7 @@ static weft_status fill_options(weft_world_options *options, weft_error *err)
                           options->size, WEFT__MAX_RANKS);
     if ((unsigned)options->algorithm > WEFT_ALGORITHM_TWO_SHOT)
         return weft__fail(err, WEFT_INVALID, "unknown algorithm %d", (int)options->algorithm);
-    if ((unsigned)options->path > WEFT_PATH_HOST)
+    if ((unsigned)options->path > WEFT_PATH_NCCL)
         return weft__fail(err, WEFT_INVALID, "unknown path %d", (int)options->path);
     if (options->path != WEFT_PATH_AUTO && options->cuda_devices == NULL)
         return weft__fail(err, WEFT_INVALID, "a path is given, but the ranks are on CPUs");

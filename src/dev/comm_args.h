@@ -89,7 +89,8 @@ struct weft__comm_rank {
     WEFT__ATOMIC(uint64_t) waiting; /* weft__comm_waiting(), 0 when it does not wait */
     uint64_t record[4];             /* struct weft__cuda_record (cuda_args.h) */
     void *device;                   /* what a GPU rank owns until the session ends */
-    uint64_t unused;
+    WEFT__ATOMIC(uint32_t) inside;  /* epoch of the operation in which NCCL is at work; 0: none */
+    uint32_t unused;
     struct weft__comm_channel channel[WEFT__COMM_CHANNELS];
 };
 WEFT__SIZE_IS(struct weft__comm_rank, 64 + 320 * WEFT__COMM_CHANNELS);
@@ -223,7 +224,7 @@ struct weft__comm_move_args {
 /* ---- ways: how the bytes of an operation travel, where the device has several: path * 4 + form;
  * what a form is, is the device's affair. 0: the device chooses ---- */
 
-enum { WEFT__WAYS = 4 * (WEFT_PATH_HOST + 1) };
+enum { WEFT__WAYS = 4 * (WEFT_PATH_NCCL + 1) };
 
 static inline weft_path weft__way_path(uint32_t way) { return (weft_path)(way / 4); }
 
@@ -257,19 +258,6 @@ struct weft__dev_trial {
     void (*drop)(struct weft__comm_kernels *kernels);
 };
 
-enum { WEFT__NCCL_ID_BYTES = 128 };
-
-/* Somebody else's collectives, to compare with. Sums are of F32. */
-struct weft__dev_baseline {
-    weft_status (*id)(struct weft__comm_kernels *kernels, void *id, weft_error *err);
-    /* With the id of the first rank; waits for all. */
-    weft_status (*open)(struct weft__comm_kernels *kernels, const void *id, weft_error *err);
-    /* bytes: of a rank's input. The root is 0. */
-    weft_status (*run)(struct weft__comm_kernels *kernels, enum weft__comm_op op, const void *in,
-                       void *out, size_t bytes, weft_error *err);
-    void (*close)(struct weft__comm_kernels *kernels);
-};
-
 struct weft__dev_comm {
     const char *name;
     /* Ends what a rank owned until the session's end; called by the process it lived in. */
@@ -283,8 +271,11 @@ struct weft__dev_comm {
     /* What operations are enqueued on; NULL when they are complete on return. */
     void *(*stream)(const struct weft__comm_kernels *kernels);
     void (*sync)(struct weft__comm_kernels *kernels);
-    const struct weft__dev_trial *trial;       /* NULL: one way, nothing to measure */
-    const struct weft__dev_baseline *baseline; /* or NULL */
+    const struct weft__dev_trial *trial; /* NULL: one way, nothing to measure */
+    /* NCCL's own collectives, to compare with, where the path "nccl" works; or NULL. bytes: of a
+     * rank's input. Sums are of F32; the root is 0. */
+    weft_status (*baseline)(struct weft__comm_kernels *kernels, enum weft__comm_op op,
+                            const void *in, void *out, size_t bytes, weft_error *err);
     /* Unmeasured, AUTO is two-shot from this many ranks and this size of a rank's input on. */
     int two_shot_ranks;
     uint64_t two_shot_bytes;

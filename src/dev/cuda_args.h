@@ -12,7 +12,8 @@
  *
  * Rank r reads rank s's contribution at recv[s], and writes its own to each of send[]: with push a
  * slot in every rank's memory; with pull one in its own; with host one in pinned host memory, and
- * one in its own memory for itself. */
+ * one in its own memory for itself. A kernel that sends to no slot is alone: what it reads from
+ * slots is there already, and it waits for nobody and leaves the epoch as it is. */
 #ifndef WEFT_SRC_DEV_CUDA_ARGS_H
 #define WEFT_SRC_DEV_CUDA_ARGS_H
 
@@ -106,6 +107,21 @@ struct weft__cuda_move_args {
     uint32_t wide; /* all of the above are multiples of 16 */
 };
 WEFT__SIZE_IS(struct weft__cuda_move_args, sizeof(struct weft__cuda_link) + 38 * 8 + 16);
+
+/* A step of an operation whose bytes copy engines or NCCL move (kernels/copy.cu). */
+enum weft__cuda_step {
+    WEFT__CUDA_MEET,  /* arrive, and wait for all arrivals: nobody uses the memory of before */
+    WEFT__CUDA_AWAIT, /* wait for a flag of every other rank */
+    WEFT__CUDA_END,   /* go on to the next epoch */
+};
+
+struct weft__cuda_step_args {
+    struct weft__cuda_link link;
+    uint32_t op, signature, step, phase;
+    int32_t flag;
+    uint32_t nccl; /* say when NCCL is at work: the host watches over it */
+};
+WEFT__SIZE_IS(struct weft__cuda_step_args, sizeof(struct weft__cuda_link) + 24);
 
 /* Instances of the reduce kernel: C name of the type, weft_dtype, groups that a warp has of
  * a row, form in which data travels. */

@@ -18,13 +18,14 @@ static const char *const operation_names[] = {"allreduce", "reduce-scatter", "al
 static const enum weft__comm_op ops[] = {WEFT__ALLREDUCE, WEFT__REDUCE_SCATTER, WEFT__ALL_GATHER,
                                          WEFT__BROADCAST};
 static const char *const algorithm_names[] = {"auto", "one-shot", "two-shot"};
-static const char *const path_names[] = {"auto", "push", "pull", "host", "nccl"};
+static const char *const path_names[] = {"auto", "push",      "pull", "host",
+                                         "copy", "copy-host", "nccl"};
 
 struct run {
     enum operation operation;
     int ranks;
     int64_t rows_min, rows_max, iterations;
-    bool json, plan, nccl, cuda;
+    bool json, plan, baseline, cuda;
     weft_world *world;
     bool first; /* nothing has been printed */
     bool wrong;
@@ -100,10 +101,9 @@ static weft_status operate(struct rank_run *self, int64_t rows, weft_error *err)
         .tokens = rows, .hidden = HIDDEN, .dtype = WEFT_F32, .x = self->in, .y = self->out};
     weft_gather gather = {.rows = 1, .row_bytes = bytes, .in = self->in, .out = self->out};
     weft_broadcast broadcast = {.bytes = bytes, .data = self->out};
-    if (run->nccl) {
+    if (run->baseline) {
         const void *in = run->operation == BROADCAST ? self->out : self->in;
-        return comm->dev->baseline->run(comm->kernels, ops[run->operation], in, self->out, bytes,
-                                        err);
+        return comm->dev->baseline(comm->kernels, ops[run->operation], in, self->out, bytes, err);
     }
     switch (run->operation) {
     case ALLREDUCE:
@@ -207,7 +207,7 @@ static void begin_line(struct run *run)
     if (run->json)
         printf(run->first ? "[\n  " : ",\n  ");
     else if (run->first)
-        printf("%-14s %5s %12s  %-5s %-8s %12s %s\n", "operation", "ranks", "bytes", "path", "how",
+        printf("%-14s %5s %12s  %-9s %-8s %12s %s\n", "operation", "ranks", "bytes", "path", "how",
                "us", run->plan ? " form" : "  bus GB/s      wrong");
     run->first = false;
 }
@@ -226,17 +226,17 @@ static void print_line(const struct rank_run *self, int64_t rows, const struct f
         weft__comm_plan_choose(self->comm, ops[run->operation], (uint64_t)rows * ROW_BYTES);
     weft_path asked = self->comm->link.path, path = weft__way_path(choice.way);
     const char *name = operation_names[run->operation];
-    const char *how = run->nccl ? "own" : choice.two_shot ? "two-shot" : "one-shot";
-    const char *where = run->nccl    ? "nccl"
-                        : !run->cuda ? "shm"
-                                     : path_names[path != WEFT_PATH_AUTO ? path : asked];
+    const char *how = run->baseline ? "own" : choice.two_shot ? "two-shot" : "one-shot";
+    const char *where = !run->cuda      ? "shm"
+                        : run->baseline ? "nccl"
+                                        : path_names[path != WEFT_PATH_AUTO ? path : asked];
     begin_line(run);
     if (run->json)
         printf("{\"operation\": \"%s\", \"ranks\": %d, \"bytes\": %.0f, \"path\": \"%s\", "
                "\"algorithm\": \"%s\", \"us\": %.3f, \"bus_gb_s\": %.3f, \"wrong\": %lld}",
                name, run->ranks, bytes, where, how, sum.us, bus, (long long)sum.wrong);
     else
-        printf("%-14s %5d %12.0f  %-5s %-8s %12.2f %10.3f %10lld\n", name, run->ranks, bytes, where,
+        printf("%-14s %5d %12.0f  %-9s %-8s %12.2f %10.3f %10lld\n", name, run->ranks, bytes, where,
                how, sum.us, bus, (long long)sum.wrong);
     (void)fflush(stdout);
 }
@@ -258,7 +258,7 @@ static weft_status print_plan(const struct rank_run *self, weft_error *err)
                    w->op, run->ranks, w->bytes, path, w->form, how, (double)w->us,
                    w->chosen ? "true" : "false");
         else
-            printf("%-14s %5d %12zu  %-5s %-8s %12.2f  %-6s %s\n", w->op, run->ranks, w->bytes,
+            printf("%-14s %5d %12zu  %-9s %-8s %12.2f  %-6s %s\n", w->op, run->ranks, w->bytes,
                    path, how, (double)w->us, w->form, w->chosen ? "chosen" : "");
     }
     free(ways);
@@ -277,21 +277,13 @@ static weft_status measure(struct rank_run *self, weft_error *err)
 {
     struct run *run = self->run;
     size_t bytes = (size_t)run->rows_max * ROW_BYTES;
-    uint8_t id[WEFT__NCCL_ID_BYTES] = {0}, ids[WEFT_COMM_RANKS_MAX * WEFT__NCCL_ID_BYTES];
-    const struct weft__dev_baseline *baseline = self->comm->dev->baseline;
     struct finding all[WEFT_COMM_RANKS_MAX];
-    if (run->nccl) {
-        WEFT__TRY(baseline->id(self->comm->kernels, id, err));
-        weft_gather gather = {.rows = 1, .row_bytes = sizeof id, .in = id, .out = ids};
-        WEFT__TRY(weft__comm_gather_host(self->comm, &gather, err));
-        WEFT__TRY(baseline->open(self->comm->kernels, ids, err));
-    }
     WEFT__TRY(take(self, bytes, &self->in, err));
     WEFT__TRY(take(self, bytes * (size_t)run->ranks, &self->out, err));
     for (int64_t rows = run->rows_min; rows > 0; rows = next_rows(run, rows)) {
         struct finding mine = {0};
         /* NCCL's shares are even. */
-        if (run->nccl && run->operation == REDUCE_SCATTER && rows % run->ranks != 0) continue;
+        if (run->baseline && run->operation == REDUCE_SCATTER && rows % run->ranks != 0) continue;
         WEFT__TRY(prepare(self, rows, err));
         WEFT__TRY(meet(self, &mine, all, err));
         WEFT__TRY(run->cuda ? time_graph(self, rows, &mine.us, err)
@@ -323,7 +315,6 @@ static void *rank_main(void *arg)
         if (self->status == WEFT_OK) self->status = idle;
         give(self, self->in);
         give(self, self->out);
-        if (run->nccl) self->comm->dev->baseline->close(self->comm->kernels);
     }
     weft_comm_close(self->comm);
     free(self->host);
@@ -381,19 +372,27 @@ static int parse_devices(const char *text, int *ordinals)
     return 0;
 }
 
+/* Message size of GPU ranks: the largest operation, within reason. */
+static size_t message_for(int64_t rows)
+{
+    return (size_t)weft__max(16 << 20, weft__min(rows * ROW_BYTES, 64 << 20));
+}
+
 int weft__cmd_comm_bench(int argc, char **argv)
 {
     const char *devices = NULL;
     int64_t operation = ALLREDUCE, algorithm = WEFT_ALGORITHM_AUTO, path = WEFT_PATH_AUTO;
     int64_t ranks = 2, rows_min = 1, rows_max = 256, iterations = 50;
-    bool json = false, plan = false;
+    bool json = false, plan = false, baseline = false;
     const struct weft__option options[] = {
         {WEFT__OPTION_CHOICE, "operation", &operation, 0, 0,
          "allreduce|reduce-scatter|all-gather|broadcast", "what is timed (allreduce)"},
         {WEFT__OPTION_INT, "ranks", &ranks, 1, WEFT_COMM_RANKS_MAX, "N", "CPU ranks (2)"},
         {WEFT__OPTION_STRING, "cuda", &devices, 0, 0, "N,N...", "GPU ranks, one a CUDA device"},
-        {WEFT__OPTION_CHOICE, "path", &path, 0, 0, "auto|push|pull|host|nccl",
+        {WEFT__OPTION_CHOICE, "path", &path, 0, 0, "auto|push|pull|host|copy|copy-host|nccl",
          "between GPUs (auto)"},
+        {WEFT__OPTION_FLAG, "baseline", &baseline, 0, 0, NULL,
+         "NCCL's own collectives instead, to compare with"},
         {WEFT__OPTION_CHOICE, "algorithm", &algorithm, 0, 0, "auto|one-shot|two-shot",
          "of allreduce (auto)"},
         {WEFT__OPTION_FLAG, "plan", &plan, 0, 0, NULL, "what was measured when GPU ranks opened"},
@@ -415,15 +414,17 @@ int weft__cmd_comm_bench(int argc, char **argv)
     if (devices != NULL && (ranks = parse_devices(devices, ordinals)) == 0)
         return weft__usage("comm-bench", "--cuda wants device numbers like 0,1, not \"%s\"",
                            devices);
-    if (devices == NULL && (path != WEFT_PATH_AUTO || plan))
-        return weft__usage("comm-bench", "--path and --plan are about GPU ranks: give --cuda");
+    if (devices == NULL && (path != WEFT_PATH_AUTO || plan || baseline))
+        return weft__usage("comm-bench",
+                           "--path, --plan and --baseline are about GPU ranks: give --cuda");
+    if (baseline && path != WEFT_PATH_AUTO)
+        return weft__usage("comm-bench", "--baseline is NCCL's affair: leave --path");
     if (rows_min > rows_max)
         return weft__usage("comm-bench", "--rows-min %lld is more than --rows-max %lld",
                            (long long)rows_min, (long long)rows_max);
     if (algorithm == WEFT_ALGORITHM_TWO_SHOT && operation != ALLREDUCE)
         return weft__usage("comm-bench", "--algorithm two-shot is of allreduce, not of %s",
                            operation_names[operation]);
-    bool nccl = path > WEFT_PATH_HOST;
     struct run run = {.operation = (enum operation)operation,
                       .ranks = (int)ranks,
                       .rows_min = rows_min,
@@ -431,12 +432,12 @@ int weft__cmd_comm_bench(int argc, char **argv)
                       .iterations = iterations,
                       .json = json,
                       .plan = plan,
-                      .nccl = nccl,
+                      .baseline = baseline,
                       .cuda = devices != NULL};
     weft_world_options world = {.size = run.ranks,
                                 .algorithm = (weft_algorithm)algorithm,
-                                .message_bytes = devices != NULL ? 16 << 20 : 0,
+                                .message_bytes = devices != NULL ? message_for(rows_max) : 0,
                                 .cuda_devices = devices != NULL ? ordinals : NULL,
-                                .path = nccl ? WEFT_PATH_AUTO : (weft_path)path};
+                                .path = baseline ? WEFT_PATH_NCCL : (weft_path)path};
     return run_table(&run, &world);
 }

@@ -1,12 +1,23 @@
 /* Times of the fused collectives of GPU ranks, inside CUDA graphs: the ranks are parallel branches
  * of one graph, each a chain of operations; a time is that of the graph over the operations of a
- * branch, the median of several replays. Usage: bench_comm_cuda [sweep|parts|sums]. */
+ * branch, the median of several replays. Usage: bench_comm_cuda [sweep|parts|sums|large]. */
 #include "../conform/cuda_ranks.h"
 
 enum { HIDDEN = 6144, CHAIN = 100, REPLAYS = 7, ROWS_MAX = 1024, MESSAGE_BYTES = 16 << 20 };
+enum { ROWS_LARGE = 5461, MESSAGE_LARGE = 64 << 20 }; /* 64 MiB */
 
 /* What an operation does, to see where time goes. */
-enum part { FUSED, UNFUSED, UNFUSED_NCCL, SUM_NCCL, SUM_ONLY, LOCAL_COPY, LOCAL_NORM };
+enum part {
+    FUSED,
+    UNFUSED,
+    UNFUSED_NCCL,
+    SUM_NCCL,
+    SUM_ONLY,
+    LOCAL_COPY,
+    LOCAL_NORM,
+    LINK,      /* engines copy the input to the next rank */
+    LINK_HOST, /* to host memory and, at the same time, as much from there */
+};
 
 struct rank_memory {
     void *x, *residual, *weight, *s, *y, *codes, *scales;
@@ -14,6 +25,7 @@ struct rank_memory {
 
 struct bench {
     int p;
+    int64_t rows_max;
     bool nccl; /* there is one, and a device for each rank */
     weft_world *world;
     weft_comm *comm[WEFT__MAX_RANKS];
@@ -33,23 +45,27 @@ struct setup {
 struct opening {
     struct bench *bench;
     int rank;
-    bool nccl;
     weft_error err;
 };
 
-/* NCCL connects when a size is first used; it does so with all ranks in threads of their own. */
-static bool connect_nccl(weft_comm *comm, const uint8_t *id)
+static bool has_path(const weft_comm *comm, weft_path path)
 {
-    const struct weft__dev_baseline *nccl = comm->dev->baseline;
+    return (comm->kernels->usable >> path & 1) != 0;
+}
+
+/* NCCL connects when a size is first used; it does so with all ranks in threads of their own. */
+static weft_status connect_nccl(weft_comm *comm, int64_t rows_max, weft_error *err)
+{
     void *memory = NULL;
-    bool good = nccl->open(comm->kernels, id, NULL) == WEFT_OK &&
-                gpu_alloc(comm, (size_t)ROWS_MAX * HIDDEN * 2, &memory, NULL) == WEFT_OK;
-    for (size_t rows = 1; rows <= ROWS_MAX && good; rows *= 4)
-        good = nccl->run(comm->kernels, WEFT__ALLREDUCE, memory, memory, rows * HIDDEN * 2, NULL) ==
-                   WEFT_OK &&
-               weft_comm_sync(comm, NULL) == WEFT_OK;
-    if (memory != NULL) gpu_free(comm, memory);
-    return good;
+    WEFT__TRY(gpu_alloc(comm, (size_t)rows_max * HIDDEN * 2, &memory, err));
+    weft_status status = WEFT_OK;
+    for (int64_t rows = 1; rows <= rows_max && status == WEFT_OK; rows *= 4) {
+        status = comm->dev->baseline(comm->kernels, WEFT__ALLREDUCE, memory, memory,
+                                     (size_t)rows * HIDDEN * 2, err);
+        if (status == WEFT_OK) status = weft_comm_sync(comm, err);
+    }
+    gpu_free(comm, memory);
+    return status;
 }
 
 static void *open_rank(void *arg)
@@ -57,15 +73,17 @@ static void *open_rank(void *arg)
     struct opening *self = arg;
     struct bench *bench = self->bench;
     weft_comm *comm = NULL;
-    uint8_t id[WEFT__NCCL_ID_BYTES] = {0}, all[WEFT__MAX_RANKS * WEFT__NCCL_ID_BYTES];
+    uint8_t mine = 0, all[WEFT__MAX_RANKS];
     if (weft_comm_open(bench->world, self->rank, &comm, &self->err) != WEFT_OK) return NULL;
-    bench->comm[self->rank] = comm;
-    const struct weft__dev_baseline *nccl = comm->dev->baseline;
-    weft_gather gather = {.rows = 1, .row_bytes = sizeof id, .in = id, .out = all};
-    self->nccl = comm->kernels->rank->sharers == 1 && nccl->id(comm->kernels, id, NULL) == WEFT_OK;
     gpu_enter(comm);
-    self->nccl = weft__comm_gather_host(comm, &gather, &self->err) == WEFT_OK && self->nccl &&
-                 connect_nccl(comm, all);
+    if (has_path(comm, WEFT_PATH_NCCL) &&
+        connect_nccl(comm, bench->rows_max, &self->err) != WEFT_OK) {
+        weft_comm_close(comm);
+        return NULL;
+    }
+    bench->comm[self->rank] = comm;
+    weft_gather gather = {.rows = 1, .row_bytes = 1, .in = &mine, .out = all};
+    (void)weft__comm_gather_host(comm, &gather, &self->err); /* nobody launches before */
     return NULL;
 }
 
@@ -73,7 +91,7 @@ static bool fill_memory(struct bench *bench, int r, weft_error *err)
 {
     const weft_comm *comm = bench->comm[r];
     struct rank_memory *m = &bench->memory[r];
-    size_t bytes = (size_t)ROWS_MAX * HIDDEN * 2;
+    size_t bytes = (size_t)bench->rows_max * HIDDEN * 2;
     void **all[] = {&m->x, &m->residual, &m->weight, &m->s, &m->y, &m->codes, &m->scales};
     uint16_t *values = malloc(bytes);
     uint64_t state = (uint64_t)r + 1;
@@ -89,14 +107,15 @@ static bool fill_memory(struct bench *bench, int r, weft_error *err)
     return good;
 }
 
-static bool bench_open(struct bench *bench, const struct gpu_place *place, int p, weft_error *err)
+static bool bench_open(struct bench *bench, const struct gpu_place *place, int p, bool large,
+                       weft_error *err)
 {
     pthread_t thread[WEFT__MAX_RANKS];
     struct opening opening[WEFT__MAX_RANKS];
-    *bench = (struct bench){.p = p};
+    *bench = (struct bench){.p = p, .rows_max = large ? ROWS_LARGE : ROWS_MAX};
     weft_world_options options = {.size = p,
                                   .timeout_ms = 2000,
-                                  .message_bytes = MESSAGE_BYTES,
+                                  .message_bytes = large ? MESSAGE_LARGE : MESSAGE_BYTES,
                                   .heap_bytes = 4096,
                                   .cuda_devices = place->ordinal};
     struct weft__tuning tuning = {.plan_ms = -1};
@@ -105,11 +124,7 @@ static bool bench_open(struct bench *bench, const struct gpu_place *place, int p
         opening[r] = (struct opening){.bench = bench, .rank = r};
         if (pthread_create(&thread[r], NULL, open_rank, &opening[r]) != 0) abort();
     }
-    bench->nccl = true;
-    for (int r = 0; r < p; r++) {
-        (void)pthread_join(thread[r], NULL);
-        bench->nccl = bench->nccl && opening[r].nccl;
-    }
+    for (int r = 0; r < p; r++) (void)pthread_join(thread[r], NULL);
     for (int r = 0; r < p; r++) {
         if (bench->comm[r] == NULL) {
             *err = opening[r].err;
@@ -118,6 +133,7 @@ static bool bench_open(struct bench *bench, const struct gpu_place *place, int p
         gpu_enter(bench->comm[r]);
         if (!fill_memory(bench, r, err)) return false;
     }
+    bench->nccl = has_path(bench->comm[0], WEFT_PATH_NCCL);
     return true;
 }
 
@@ -130,7 +146,6 @@ static void bench_close(struct bench *bench)
                        bench->memory[r].scales};
         for (size_t i = 0; i < WEFT__COUNT(all); i++)
             if (all[i] != NULL) gpu_free(bench->comm[r], all[i]);
-        bench->comm[r]->dev->baseline->close(bench->comm[r]->kernels);
         weft_comm_close(bench->comm[r]);
     }
     weft_world_destroy(bench->world);
@@ -148,6 +163,32 @@ static weft_status local(weft_comm *comm, const weft_reduce *op, weft_error *err
     return status;
 }
 
+/* What the links can do. */
+static weft_status copy(struct bench *bench, int r, const struct setup *setup, size_t bytes,
+                        weft_error *err)
+{
+    const weft_comm *comm = bench->comm[r];
+    const struct weft__cuda_driver *driver = gpu_driver(comm);
+    const struct weft__cuda_rank *rank = comm->kernels->rank;
+    const struct weft__cuda_engine *engine = &comm->kernels->engine;
+    const struct rank_memory *m = &bench->memory[r], *next = &bench->memory[(r + 1) % bench->p];
+    uint64_t x = (uint64_t)(uintptr_t)m->x, y = (uint64_t)(uintptr_t)m->y;
+    CUresult result;
+    if (setup->part == LINK) {
+        result = driver->copy((uint64_t)(uintptr_t)next->y, x, bytes, rank->stream);
+        return gpu_check(comm, result, "copying", err);
+    }
+    (void)driver->event_record(rank->fork, rank->stream);
+    (void)driver->stream_wait(rank->out, rank->fork, 0);
+    result = driver->copy(engine->host[r] + WEFT__CUDA_HEAD_BYTES, x, bytes, rank->out);
+    if (result == CUDA_SUCCESS)
+        result = driver->copy(y, engine->host[r] + WEFT__CUDA_HEAD_BYTES + MESSAGE_LARGE, bytes,
+                              rank->stream);
+    (void)driver->event_record(rank->fork, rank->out);
+    (void)driver->stream_wait(rank->stream, rank->fork, 0);
+    return gpu_check(comm, result, "copying", err);
+}
+
 static weft_status operate(struct bench *bench, int r, const struct setup *setup, weft_error *err)
 {
     const struct rank_memory *m = &bench->memory[r];
@@ -156,8 +197,9 @@ static weft_status operate(struct bench *bench, int r, const struct setup *setup
     weft_quant quant = {
         .kind = setup->quant, .scale = 0.02f, .codes = m->codes, .scales = m->scales};
     size_t bytes = (size_t)setup->rows * HIDDEN * 2; /* NCCL sums half as many F32 */
+    if (setup->part == LINK || setup->part == LINK_HOST) return copy(bench, r, setup, bytes, err);
     if (setup->part == SUM_NCCL)
-        return comm->dev->baseline->run(comm->kernels, WEFT__ALLREDUCE, m->x, m->y, bytes, err);
+        return comm->dev->baseline(comm->kernels, WEFT__ALLREDUCE, m->x, m->y, bytes, err);
     if (setup->part == SUM_ONLY || setup->part == LOCAL_COPY) {
         op.y = m->y;
         return setup->part == SUM_ONLY ? weft_comm_allreduce(comm, &op, err)
@@ -176,7 +218,7 @@ static weft_status operate(struct bench *bench, int r, const struct setup *setup
     weft_reduce add = op, norm = op, code = op;
     op.y = m->y;
     WEFT__TRY(setup->part == UNFUSED_NCCL
-                  ? comm->dev->baseline->run(comm->kernels, WEFT__ALLREDUCE, m->x, m->y, bytes, err)
+                  ? comm->dev->baseline(comm->kernels, WEFT__ALLREDUCE, m->x, m->y, bytes, err)
                   : weft_comm_allreduce(comm, &op, err));
     add.x = m->y;
     add.residual = m->residual;
@@ -292,7 +334,8 @@ static float time_of(struct bench *bench, const struct setup *setup)
 
 /* ---- what is measured ---- */
 
-static const char *const path_names[] = {"auto", "push", "pull", "host"};
+static const char *const path_names[] = {"auto", "push",      "pull", "host",
+                                         "copy", "copy-host", "nccl"};
 static const char *const wire_names[] = {"auto  ", "packed", "dense ", "plain "};
 
 static void sweep(struct bench *bench)
@@ -395,13 +438,57 @@ static void sums(struct bench *bench)
         }
 }
 
+/* Long messages: the sum alone and fused, on every path; what the links can do; others. */
+static void large(struct bench *bench)
+{
+    static const int64_t rows[] = {64, 256, 1024, ROWS_LARGE};
+    static const int sections[] = {0, 1, 2, 4, 8, 16};
+    printf(
+        "p rows KiB: us of an engine's copy to the next rank (GB/s), to and from the host, NCCL\n"
+        "   path algorithm: us of the sum | fused; copies and nccl: in the library's number of "
+        "sections, in 1 2 4 8 16\n");
+    for (size_t i = 0; i < WEFT__COUNT(rows); i++) {
+        struct setup setup = {.rows = rows[i], .part = LINK};
+        double bytes = (double)rows[i] * HIDDEN * 2;
+        float link = time_of(bench, &setup);
+        setup.part = LINK_HOST;
+        float host = time_of(bench, &setup), nccl = -1;
+        setup.part = SUM_NCCL;
+        if (bench->nccl) nccl = time_of(bench, &setup);
+        printf("%d %lld %.0f: link %.2f (%.1f) host %.2f (%.1f) nccl %.2f\n", bench->p,
+               (long long)rows[i], bytes / 1024, (double)link, bytes / (double)link / 1e3,
+               (double)host, bytes / (double)host / 1e3, (double)nccl);
+        for (int path = WEFT_PATH_PUSH; path <= WEFT_PATH_NCCL; path++)
+            for (int algorithm = 1; algorithm <= 2; algorithm++) {
+                if (!has_path(bench->comm[0], (weft_path)path)) continue;
+                if (algorithm == 2 && bench->p == 2 && path != WEFT_PATH_COPY) continue;
+                printf("   %-9s %s:", path_names[path], algorithm == 1 ? "one-shot" : "two-shot");
+                for (int part = SUM_ONLY; part >= FUSED; part -= SUM_ONLY) {
+                    bool staged = weft__cuda_is_staged((weft_path)path);
+                    for (size_t s = 0; s < (staged ? WEFT__COUNT(sections) : 1); s++) {
+                        setup = (struct setup){
+                            .rows = rows[i],
+                            .part = (enum part)part,
+                            .algorithm = (weft_algorithm)algorithm,
+                            .tuning = {.path = (weft_path)path, .sections = sections[s]}};
+                        printf(" %8.2f", (double)time_of(bench, &setup));
+                    }
+                    if (part != FUSED) printf(" |");
+                }
+                printf("\n");
+                (void)fflush(stdout);
+            }
+    }
+}
+
 static void table(struct bench *bench)
 {
     static const int64_t rows[] = {1, 4, 16, 64, 256, 1024};
     printf("p path rows KiB: us fused, unfused, ratio%s | with FP8 token | with NVFP4 swizzled\n",
            bench->nccl ? ", unfused with NCCL, ratio" : "");
-    for (int path = WEFT_PATH_PUSH; path <= WEFT_PATH_HOST; path++)
-        for (size_t i = 0; i < WEFT__COUNT(rows); i++) {
+    for (int path = WEFT_PATH_PUSH; path <= WEFT_PATH_NCCL; path++)
+        for (size_t i = weft__cuda_is_staged((weft_path)path) ? 3 : 0; i < WEFT__COUNT(rows); i++) {
+            if (!has_path(bench->comm[0], (weft_path)path)) continue;
             printf("%d %s %4lld %5lld:", bench->p, path_names[path], (long long)rows[i],
                    (long long)(rows[i] * HIDDEN * 2 / 1024));
             static const weft_quant_kind quants[] = {WEFT_QUANT_NONE, WEFT_QUANT_FP8_TOKEN,
@@ -431,6 +518,7 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "sweep") == 0) measure = sweep;
     if (argc > 1 && strcmp(argv[1], "parts") == 0) measure = parts;
     if (argc > 1 && strcmp(argv[1], "sums") == 0) measure = sums;
+    if (argc > 1 && strcmp(argv[1], "large") == 0) measure = large;
     printf(
         "hidden %d BF16: all-reduce + residual + RMSNorm; %d devices, rank r on device r mod %d; "
         "ranks are branches of one graph, at most %d operations each\n",
@@ -439,7 +527,7 @@ int main(int argc, char **argv)
     for (int p = 2; p <= (place.devices > 1 ? place.devices : 8); p *= 2) {
         struct bench bench;
         weft_error err = {0};
-        if (!bench_open(&bench, &place, p, &err)) {
+        if (!bench_open(&bench, &place, p, measure == large, &err)) {
             printf("p = %d: %s\n", p, err.text);
             bench_close(&bench);
             return 1;

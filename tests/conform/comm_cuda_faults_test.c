@@ -3,7 +3,7 @@
 #include "cuda_ranks.h"
 
 enum { P = 3, HIDDEN = 512, ROWS = 2, BYTES = HIDDEN * ROWS * 2, BUDGET_MS = 2000 };
-enum { ARENA_BYTES = 1 << 20, LOOSE_MS = 100 };
+enum { ARENA_BYTES = 1 << 20, LOOSE_MS = 100, NCCL_MS = 2000 };
 
 enum fault { NONE, STUCK, SLOW, LEAVES, ABORTS, OTHER_SHAPE, OTHER_OP, TOO_MANY_BLOCKS };
 
@@ -56,7 +56,8 @@ static weft_status do_wrong(struct gpu_rank *self, enum fault fault, weft_error 
 static weft_status take_part(struct gpu_rank *self, weft_error *err)
 {
     struct job *job = self->arg;
-    weft__cuda_tune(self->comm->kernels, &(struct weft__cuda_tuning){.path = job->path});
+    weft__cuda_tune(self->comm->kernels,
+                    &(struct weft__cuda_tuning){.path = gpu_path(self->comm, job->path)});
     WEFT__TRY(allreduce(self, HIDDEN, err)); /* all is well at first */
     uint64_t begun = weft__now_ns();
     weft_status status = self->rank == CULPRIT && job->fault != NONE
@@ -114,9 +115,11 @@ static void says(const struct rank_result *result, weft_status status, const cha
 
 static void stuck_rank_is_named_in_time(void **state)
 {
-    for (int path = WEFT_PATH_AUTO; path <= WEFT_PATH_HOST; path += 3) {
+    static const weft_path paths[] = {WEFT_PATH_AUTO, WEFT_PATH_HOST, WEFT_PATH_COPY,
+                                      WEFT_PATH_COPY_HOST};
+    for (size_t i = 0; i < WEFT__COUNT(paths); i++) {
         struct rank_result results[WEFT__MAX_RANKS];
-        struct job job = {.fault = STUCK, .path = (weft_path)path};
+        struct job job = {.fault = STUCK, .path = paths[i]};
         run(state, &job, results);
         for (int r = 0; r < P; r++) {
             if (r == CULPRIT) continue;
@@ -185,6 +188,29 @@ static void too_many_blocks_are_refused(void **state)
     }
 }
 
+/* NCCL's own waits have no bound: they are ended, with the rank that ours have found. */
+static void nccl_is_ended(void **state)
+{
+    const struct gpu_place *place = *state;
+    weft_world_options options = {
+        .size = 2, .cuda_devices = place->ordinal, .timeout_ms = BUDGET_MS, .path = WEFT_PATH_NCCL};
+    weft_world *world = world_of(options, (struct weft__tuning){.plan_ms = -1});
+    struct rank_result results[WEFT__MAX_RANKS];
+    struct job job = {.fault = STUCK, .path = WEFT_PATH_NCCL}, sound = {.path = WEFT_PATH_NCCL};
+    gpu_ranks_run(world, 2, take_part, &job, ARENA_BYTES, results);
+    if (results[0].status == WEFT_UNSUPPORTED) {
+        printf("%s\n", results[0].err.text);
+        says(&results[1], WEFT_UNSUPPORTED, "the path \"nccl\" was asked for");
+        says(&results[1], WEFT_UNSUPPORTED, "NCCL");
+    } else {
+        says(&results[0], WEFT_TIMEOUT, "allreduce: rank 1 gave no sign of life");
+        printf("stuck rank named after %lld ms\n", (long long)job.waited_ms[0]);
+        assert_in_range(job.waited_ms[0], BUDGET_MS, BUDGET_MS + NCCL_MS);
+        gpu_ranks_succeed(world, 2, take_part, &sound, ARENA_BYTES);
+    }
+    weft_world_destroy(world);
+}
+
 static weft_status nothing(weft_comm *comm, int rank, void *arg, weft_error *err)
 {
     (void)comm, (void)rank, (void)arg, (void)err;
@@ -215,6 +241,7 @@ int main(void)
         cmocka_unit_test_prestate(abort_releases_waiting_kernels, &place),
         cmocka_unit_test_prestate(mismatch_names_both, &place),
         cmocka_unit_test_prestate(too_many_blocks_are_refused, &place),
+        cmocka_unit_test_prestate(nccl_is_ended, &place),
         cmocka_unit_test_prestate(missing_device_is_named, &place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -59,13 +59,14 @@ static void pick_tuning(struct plan *plan, uint64_t *state, uint32_t usable)
 {
     static const int clusters[] = {0, 0, 1, 2, 4, 8};
     struct weft__cuda_tuning *tuning = &plan->tuning;
-    do tuning->path = (weft_path)pick_from(state, WEFT_PATH_PUSH, WEFT_PATH_HOST);
+    do tuning->path = (weft_path)pick_from(state, WEFT_PATH_PUSH, WEFT_PATH_NCCL);
     while ((usable >> tuning->path & 1) == 0);
     int64_t row = weft__ceil_div(plan->hidden, 256) * 256;
     bool fits = plan->tokens * row * (plan->dtype == WEFT_F32 ? 16 : 8) <= WEFT__CUDA_PACKED_BYTES;
     tuning->wire = (enum weft__cuda_wire)pick_from(state, 0, WEFT__CUDA_PLAIN);
     if (!fits && tuning->wire != WEFT__CUDA_WIRE_AUTO) tuning->wire = WEFT__CUDA_PLAIN;
     tuning->section = (int)pick_from(state, 0, 4);
+    tuning->sections = (int)pick_from(state, 0, 5);
     tuning->cluster = clusters[pick_from(state, 0, 5)];
     tuning->serial = pick_from(state, 0, 1) == 1;
     tuning->late = pick_from(state, 0, 1) == 1;
@@ -218,13 +219,13 @@ static weft_status compare(const weft_comm *comm, const struct plan *plan, struc
             err, WEFT_INTERNAL,
             "buffer %d differs at byte %zd of %zu (%02x, not %02x): %s [%lld, %lld] scatter %d "
             "moe %lld residual %d%d s %d y %d%d norm %d%d quant %d data %d algorithm %d path %d "
-            "wire %d cluster %d",
+            "wire %d cluster %d sections %d",
             b, (ptrdiff_t)at - GUARD, m->bytes[b], m->back[at], m->host[b][at],
             weft_dtype_name(plan->dtype), (long long)plan->tokens, (long long)plan->hidden,
             plan->scatter, (long long)plan->top_k, plan->residual, plan->residual_in_place,
             plan->want_s, plan->want_y, plan->in_place, plan->norm, plan->weight, plan->quant,
-            plan->data, plan->algorithm, plan->tuning.path, plan->tuning.wire,
-            plan->tuning.cluster);
+            plan->data, plan->algorithm, plan->tuning.path, plan->tuning.wire, plan->tuning.cluster,
+            plan->tuning.sections);
     }
     return WEFT_OK;
 }
@@ -332,8 +333,9 @@ static weft_status move_cases(struct gpu_rank *self, weft_error *err)
     uint64_t state = *(const uint64_t *)self->arg;
     weft_comm *group = NULL;
     WEFT__TRY(weft_comm_split(gpu, rank % 2, -rank, &group, err));
-    for (int i = 0; i < 12; i++) {
-        struct weft__cuda_tuning tuning = {.path = (weft_path)(1 + i % 3)};
+    for (int i = 0; i < 24; i++) {
+        struct weft__cuda_tuning tuning = {.path = (weft_path)(1 + i % WEFT_PATH_NCCL),
+                                           .sections = i % 4};
         if ((gpu->kernels->usable >> tuning.path & 1) == 0) tuning.path = WEFT_PATH_AUTO;
         weft__cuda_tune(gpu->kernels, &tuning);
         WEFT__TRY(gather_case(self, gpu, &state, err));

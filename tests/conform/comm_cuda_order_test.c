@@ -102,7 +102,8 @@ static weft_status chain(struct gpu_rank *self, weft_error *err)
     weft_status status = to_gpu(self, &host, &gpu, err);
     for (int i = 0; i < LINKS && status == WEFT_OK; i++) {
         /* By turns chained early, chained late and one by one; packed and plain. */
-        struct weft__cuda_tuning tuning = {.path = job->path,
+        struct weft__cuda_tuning tuning = {.path = gpu_path(self->comm, job->path),
+                                           .sections = 1 + i / 5 % 3,
                                            .wire = (enum weft__cuda_wire)(1 + i / 7 % 3),
                                            .late = i / 3 % 3 == 1,
                                            .serial = i / 3 % 3 == 2};
@@ -147,7 +148,7 @@ static weft_status graphs(struct gpu_rank *self, weft_error *err)
     WEFT__TRY(weft_comm_open(job->cpu, self->rank, &cpu, err));
     struct tensors host = host_tensors(self->rank), gpu = {0};
     CUgraphExec graph[GRAPHS] = {0};
-    struct weft__cuda_tuning tuning = {.path = job->path};
+    struct weft__cuda_tuning tuning = {.path = gpu_path(self->comm, job->path), .sections = 2};
     weft__cuda_tune(self->comm->kernels, &tuning);
     weft_status status = to_gpu(self, &host, &gpu, err);
     for (int g = 0; g < GRAPHS && status == WEFT_OK; g++)
@@ -192,9 +193,9 @@ static weft_status epochs(struct gpu_rank *self, weft_error *err)
     WEFT__TRY(gpu_write(self->comm, x, host, sizeof host, err));
     for (int i = 0; i < job->epochs; i++) {
         size_t at = (size_t)(i % SLOTS) * WIDTH * 4;
-        struct weft__cuda_tuning tuning = {.path = (weft_path)pick_from(&same, 1, 3),
+        weft_path path = (weft_path)pick_from(&same, WEFT_PATH_PUSH, WEFT_PATH_NCCL);
+        struct weft__cuda_tuning tuning = {.path = gpu_path(self->comm, path),
                                            .wire = (enum weft__cuda_wire)pick_from(&same, 1, 3)};
-        if ((self->comm->kernels->usable >> tuning.path & 1) == 0) tuning.path = WEFT_PATH_AUTO;
         weft__cuda_tune(self->comm->kernels, &tuning);
         weft_reduce op = {
             .tokens = 1, .hidden = WIDTH, .dtype = WEFT_F32, .x = x + at, .y = y + at};
@@ -217,6 +218,9 @@ static weft_status epochs(struct gpu_rank *self, weft_error *err)
 
 /* ---- tests ---- */
 
+static const weft_path paths[] = {WEFT_PATH_AUTO, WEFT_PATH_HOST, WEFT_PATH_COPY,
+                                  WEFT_PATH_COPY_HOST, WEFT_PATH_NCCL};
+
 struct context {
     struct gpu_place place;
     bool soak;
@@ -236,15 +240,15 @@ static void run(const struct context *context, int p, gpu_fn *fn, struct job *jo
 static void chains_hold(void **state)
 {
     for (int p = 2; p <= 8; p += 3)
-        for (int path = WEFT_PATH_AUTO; path <= WEFT_PATH_HOST; path += 3)
-            run(*state, p, chain, &(struct job){.path = (weft_path)path});
+        for (size_t i = 0; i < WEFT__COUNT(paths); i++)
+            run(*state, p, chain, &(struct job){.path = paths[i]});
 }
 
 static void graphs_replay_in_any_order(void **state)
 {
     for (int p = 2; p <= 4; p += 2)
-        for (int path = WEFT_PATH_AUTO; path <= WEFT_PATH_HOST; path += 3)
-            run(*state, p, graphs, &(struct job){.path = (weft_path)path});
+        for (size_t i = 0; i < WEFT__COUNT(paths); i++)
+            run(*state, p, graphs, &(struct job){.path = paths[i]});
 }
 
 static void epochs_hold(void **state)

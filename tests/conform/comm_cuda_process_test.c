@@ -42,7 +42,7 @@ static weft_status work(weft_comm *comm, bool ends, weft_error *err)
     WEFT__TRY(gpu_alloc(comm, (size_t)ROWS * WIDTH * 8, &memory, err));
     WEFT__TRY(weft_comm_barrier(comm, err));
     WEFT__TRY(weft_comm_sync(comm, err));
-    for (weft_path path = WEFT_PATH_PUSH; path <= WEFT_PATH_HOST; path++)
+    for (weft_path path = WEFT_PATH_PUSH; path <= WEFT_PATH_NCCL; path++)
         if (comm->kernels->usable >> path & 1) WEFT__TRY(add_up(comm, path, memory, err));
     if (ends && weft_comm_rank(comm) == CULPRIT) _exit(ENDS);
     WEFT__TRY(add_up(comm, WEFT_PATH_AUTO, memory, err));

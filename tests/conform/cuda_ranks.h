@@ -35,6 +35,12 @@ static inline const struct weft__cuda_driver *gpu_driver(const weft_comm *comm)
     return &comm->kernels->rank->device.driver;
 }
 
+/* Whether all ranks can use a path; also what several of them mean when they can't. */
+static inline weft_path gpu_path(const weft_comm *comm, weft_path wanted)
+{
+    return comm->kernels->usable >> wanted & 1 ? wanted : WEFT_PATH_AUTO;
+}
+
 /* The calling thread works on the communicator's device from here on. */
 static inline void gpu_enter(const weft_comm *comm)
 {

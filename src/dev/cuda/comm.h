@@ -10,6 +10,9 @@ enum {
     WEFT__CUDA_PACKED_BYTES = 512 * 1024, /* of a half slot: 256 KiB of data */
     WEFT__CUDA_BLOCKS_MAX = 2048,         /* of one launch; each has a flag */
     WEFT__CUDA_STATIC_SHARED = 8 * 1024,  /* bytes, at least what a kernel declares itself */
+    WEFT__CUDA_LEGS = 2,                  /* inputs; sums of two-shot reductions */
+    WEFT__CUDA_SECTIONS_MAX = 16,         /* of a leg */
+    WEFT__CUDA_HEAD_BYTES = 512,          /* flags of a slot that copy engines fill */
 };
 
 /* Memory of one channel that peers use: this rank's own; and, when ranks are processes, all
@@ -26,6 +29,10 @@ struct weft__cuda_memory {
 struct weft__cuda_rank {
     struct weft__cuda_device device;
     CUstream stream;
+    CUstream out; /* of sending; forked from the stream and joined again in every operation */
+    /* by section: sent from here, of both legs; summed; last: forking */
+    CUevent sent[WEFT__CUDA_LEGS][WEFT__CUDA_SECTIONS_MAX], summed[WEFT__CUDA_SECTIONS_MAX], fork;
+    struct weft__nccl *nccl;               /* NULL: not there, or the ranks share devices */
     bool processes;                        /* ranks are, not threads of one */
     void *registered[WEFT_COMM_RANKS_MAX]; /* control blocks of segments, pinned */
     struct weft__cuda_memory memory[WEFT__COMM_CHANNELS];
@@ -64,6 +71,7 @@ struct weft__cuda_tuning {
     int cluster;  /* blocks that share a row */
     int clusters; /* at work at once */
     int section;  /* rows of a cluster that are sent together */
+    int sections; /* of a message that copy engines or NCCL move */
     bool serial;  /* kernels start when the one before has ended */
     bool late;    /* weft__cuda_reduce_args.late_release */
     bool local;   /* the rank's own rows alone: what is left of an operation without exchange */
@@ -82,19 +90,31 @@ struct weft__cuda_trial {
     CUevent from, to; /* recorded by it */
 };
 
+/* Where copy engines and NCCL put things. A slot has a message, after its flags; one in pinned host
+ * memory has a message of inputs and one of sums. */
+struct weft__cuda_engine {
+    uint64_t slot[WEFT_COMM_RANKS_MAX];  /* of each source, in this rank's memory */
+    uint64_t there[WEFT_COMM_RANKS_MAX]; /* this rank's, in every rank's memory */
+    uint64_t sums[WEFT_COMM_RANKS_MAX];  /* one message of every rank's memory */
+    uint64_t host[WEFT_COMM_RANKS_MAX];  /* every rank's slot in pinned host memory */
+};
+
 struct weft__comm_kernels {
     struct weft__comm_link link;
     struct weft__cuda_rank *rank;
-    struct weft__cuda_link paths[WEFT_PATH_HOST + 1]; /* by weft_path; AUTO: the best */
-    uint32_t usable;                                  /* mask of paths */
-    uint64_t packed_bytes, plain_bytes;               /* of a half slot */
-    CUfunction reduce[WEFT__CUDA_INSTANCES], move;
+    struct weft__cuda_link paths[WEFT_PATH_NCCL + 1]; /* by weft_path; engines': where ranks meet */
+    struct weft__cuda_engine engine;
+    uint32_t usable;                    /* mask of paths */
+    uint64_t packed_bytes, plain_bytes; /* of a half slot */
+    CUfunction reduce[WEFT__CUDA_INSTANCES], move, step;
     struct weft__cuda_fit fits[64];
     int fit_count;
     struct weft__cuda_tuning tuning;
     struct weft__cuda_trial trial;
-    struct weft__nccl *nccl; /* of a baseline */
 };
+
+/* Whether copy engines or NCCL move the bytes. */
+static inline bool weft__cuda_is_staged(weft_path path) { return path >= WEFT_PATH_COPY; }
 
 /* Makes a failed CUDA call the session's failure. */
 void weft__cuda_give_up(const struct weft__comm_kernels *k, const weft_error *why);
@@ -103,6 +123,46 @@ void weft__cuda_give_up(const struct weft__comm_kernels *k, const weft_error *wh
 void weft__cuda_move(struct weft__comm_kernels *k, const struct weft__comm_move_args *args);
 void weft__cuda_reduce(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args);
 
+/* The same on a path of copy engines or NCCL (staged.c). */
+void weft__cuda_reduce_staged(struct weft__comm_kernels *k,
+                              const struct weft__comm_reduce_args *args, weft_path path);
+void weft__cuda_move_staged(struct weft__comm_kernels *k, const struct weft__comm_move_args *args,
+                            weft_path path);
+
+/* What staged.c uses of launch.c. Arguments of a kernel that is alone (cuda_args.h), for rows
+ * first .. first + rows of the operation; the caller says where they are read. */
+void weft__cuda_fill_alone(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args,
+                           int64_t first, int64_t rows, struct weft__cuda_reduce_args *out);
+void weft__cuda_reduce_alone(struct weft__comm_kernels *k, struct weft__cuda_reduce_args *a,
+                             weft_dtype dtype);
+void weft__cuda_fill_move(const struct weft__comm_kernels *k,
+                          const struct weft__comm_move_args *args,
+                          struct weft__cuda_move_args *out);
+void weft__cuda_move_alone(struct weft__comm_kernels *k, const struct weft__cuda_move_args *a);
+void weft__cuda_step(struct weft__comm_kernels *k, const struct weft__cuda_step_args *a);
+uint32_t weft__cuda_sign(struct weft__comm_kernels *k, const struct weft__comm_post *post,
+                         const void *plan, size_t plan_bytes);
+
+enum { WEFT__NCCL_ID_BYTES = 128 };
+
+/* nccl.c. Loads NCCL and, on rank 0, makes an id; else *why says what is wrong. */
+struct weft__nccl *weft__nccl_load(bool first, void *id, weft_error *why);
+weft_status weft__nccl_open(struct weft__nccl *nccl, const struct weft__comm_link *link,
+                            const void *id, weft_error *err);
+/* Frees it; NULL allowed. */
+void weft__nccl_close(struct weft__nccl *nccl);
+/* Ends its kernels, wherever they are: NCCL's own waits have no bound. */
+void weft__nccl_abort(struct weft__nccl *nccl);
+/* Between begin and end, what is to be sent to and received from ranks of the world. */
+struct weft__nccl_part {
+    int peer;
+    uint64_t send, receive, send_bytes, receive_bytes;
+};
+weft_status weft__nccl_exchange(struct weft__nccl *nccl, const struct weft__nccl_part *parts,
+                                int count, CUstream stream, weft_error *err);
+weft_status weft__nccl_baseline(struct weft__comm_kernels *k, enum weft__comm_op op, const void *in,
+                                void *out, size_t bytes, weft_error *err);
+
 /* Waits for what was enqueued; failures go to link->fault. */
 void weft__cuda_sync(struct weft__comm_kernels *k);
 
@@ -110,7 +170,6 @@ void weft__cuda_sync(struct weft__comm_kernels *k);
 weft_status weft__cuda_check_fit(struct weft__comm_kernels *k, weft_error *err);
 
 extern const struct weft__dev_trial weft__cuda_trials;
-extern const struct weft__dev_baseline weft__cuda_nccl;
 
 void weft__cuda_tune(struct weft__comm_kernels *k, const struct weft__cuda_tuning *tuning);
 

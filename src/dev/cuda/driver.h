@@ -129,6 +129,7 @@ typedef struct CUlaunchConfig {
       (CUdeviceptr memory, unsigned char value, size_t bytes, CUstream stream))                  \
     X(to_device, cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t bytes))              \
     X(to_host, cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes))                      \
+    X(copy, cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))    \
     X(stream_create, cuStreamCreate, (CUstream * out, unsigned flags))                           \
     X(stream_destroy, cuStreamDestroy_v2, (CUstream stream))                                     \
     X(stream_sync, cuStreamSynchronize, (CUstream stream))                                       \

@@ -43,15 +43,45 @@ static bool failed(const struct weft__comm_kernels *k)
     return true;
 }
 
-/* Of ranks that are processes: looks, while waiting, whether all still live. */
+/* What NCCL does while a stream is waited for. */
+struct vigil {
+    uint32_t inside; /* the epoch it was last seen at work in */
+    uint64_t since, failed_at;
+};
+
+/* NCCL's own waits have no bound, and it says nothing of ranks: an operation that all ranks have
+ * begun must end within the budget, and when the session has failed NCCL is ended. */
+static void watch_nccl(const struct weft__comm_kernels *k, struct vigil *vigil)
+{
+    enum { GRACE_NS = 100000000 };
+    uint64_t now = weft__now_ns();
+    const struct weft__comm_rank *mine = k->link.world[k->link.world_rank[k->link.rank]];
+    uint32_t inside = atomic_load_explicit(&mine->inside, memory_order_relaxed);
+    if (inside != vigil->inside) *vigil = (struct vigil){inside, now, vigil->failed_at};
+    if (inside != 0 && now - vigil->since > k->link.timeout_ns && !failed(k)) {
+        weft_error why;
+        (void)weft__fail(&why, WEFT_TIMEOUT,
+                         "NCCL has not moved an operation's bytes within %llu ms; it does not say "
+                         "which rank is missing",
+                         (unsigned long long)(k->link.timeout_ns / 1000000));
+        weft__cuda_give_up(k, &why);
+    }
+    if (vigil->failed_at == 0 && failed(k)) vigil->failed_at = now;
+    if (vigil->failed_at != 0 && now - vigil->failed_at > GRACE_NS) weft__nccl_abort(k->rank->nccl);
+}
+
+/* Looks, while waiting, whether ranks that are processes still live, and after NCCL. */
 static CUresult wait_for_stream(const struct weft__comm_kernels *k)
 {
     enum { SLICE_NS = 20000 };
     const struct weft__cuda_driver *driver = &k->rank->device.driver;
     uint64_t begun = weft__now_ns();
-    CUresult result = k->link.meeting != NULL ? driver->stream_query(k->rank->stream)
-                                              : driver->stream_sync(k->rank->stream);
+    bool looks = k->link.meeting != NULL || k->rank->nccl != NULL;
+    struct vigil vigil = {0};
+    CUresult result =
+        looks ? driver->stream_query(k->rank->stream) : driver->stream_sync(k->rank->stream);
     for (; result == CUDA_ERROR_NOT_READY; result = driver->stream_query(k->rank->stream)) {
+        if (k->rank->nccl != NULL) watch_nccl(k, &vigil);
         int dead = weft__comm_ended(&k->link);
         if (dead >= 0) { /* the kernels find the fault, and end */
             const struct weft__comm_channel *channel =
@@ -155,15 +185,16 @@ static int instance_of(weft_dtype dtype, bool one, enum weft__cuda_wire wire)
     return 6 * dtype_index(dtype) + (one ? 0 : 3) + (int)wire - WEFT__CUDA_PACKED;
 }
 
-/* A row over `cluster` blocks. */
+/* A row over `cluster` blocks. lean: no two-shot, no mixture, of which kernels whose warps have one
+ * group know nothing. */
 static struct shape shape_of(weft_dtype dtype, int64_t hidden, enum weft__cuda_wire wire,
-                             int cluster)
+                             int cluster, bool lean)
 {
     int groups = (int)weft__ceil_div(hidden, WEFT__CUDA_GROUP),
         chunk_bytes = dtype == WEFT_F32 ? 32 : 16;
     int each = (int)weft__ceil_div(groups, cluster * (WEFT__CUDA_THREADS / 32)); /* of a warp */
     int warps = (int)weft__ceil_div(groups, cluster * each);
-    bool one = each == 1;
+    bool one = each == 1 && lean;
     int stage_bytes = wire == WEFT__CUDA_DENSE ? warps * WEFT__CUDA_STAGE_BYTES : 0;
     return (struct shape){.instance = instance_of(dtype, one, wire),
                           .cluster = cluster,
@@ -177,7 +208,7 @@ static struct shape shape_of(weft_dtype dtype, int64_t hidden, enum weft__cuda_w
 static int cluster_for(const struct weft__comm_kernels *k, int64_t tokens, bool far)
 {
     int64_t rows = tokens * k->rank->sharers;
-    int cluster = rows <= 8 ? WEFT__CUDA_CLUSTER_MAX : rows <= 16 ? 4 : rows <= 32 ? 2 : 1;
+    int cluster = rows <= 8 ? WEFT__CUDA_CLUSTER_MAX : rows <= 16 ? 4 : rows <= 256 ? 2 : 1;
     if (!weft__cuda_has_clusters(&k->rank->device) || far) return 1;
     return cluster;
 }
@@ -186,7 +217,8 @@ static int cluster_for(const struct weft__comm_kernels *k, int64_t tokens, bool 
  * the room there is, and let the next kernel come when all their blocks have stored their outputs,
  * which they can only when all peers' blocks have been at work. */
 static bool choose_shape(struct weft__comm_kernels *k, weft_dtype dtype, int64_t tokens,
-                         int64_t hidden, enum weft__cuda_wire wire, bool far, struct shape *out)
+                         int64_t hidden, enum weft__cuda_wire wire, bool far, bool lean,
+                         struct shape *out)
 {
     enum { FAR_BLOCKS = 16 }; /* over a slow link, a block's fence costs more than its work */
     const struct weft__cuda_tuning *tuning = &k->tuning;
@@ -195,7 +227,7 @@ static bool choose_shape(struct weft__comm_kernels *k, weft_dtype dtype, int64_t
     if (tuning->cluster > 0) cluster = tuning->cluster;
     while (cluster > weft__ceil_div(hidden, WEFT__CUDA_GROUP)) cluster /= 2; /* each has a group */
     for (; cluster >= 1; cluster /= 2) {
-        struct shape shape = shape_of(dtype, hidden, wire, cluster);
+        struct shape shape = shape_of(dtype, hidden, wire, cluster, lean);
         int spare = k->rank->device.shared_max - WEFT__CUDA_STATIC_SHARED;
         int fit = shape.shared_bytes <= spare ? fit_of(k, &shape) : 0;
         bool last = cluster == 1 || tuning->cluster > 0;
@@ -273,9 +305,12 @@ static void refuse(struct weft__comm_kernels *k, const char *why)
     weft__cuda_give_up(k, &err);
 }
 
+static const char no_room[] = "CUDA: the blocks of this operation do not fit on the device beside "
+                              "the other ranks': fewer ranks or a shorter row";
+
 /* What all ranks must agree on, for kernels to compare; the host keeps the post for the text. */
-static uint32_t sign(struct weft__comm_kernels *k, const struct weft__comm_post *post,
-                     const void *plan, size_t plan_bytes)
+uint32_t weft__cuda_sign(struct weft__comm_kernels *k, const struct weft__comm_post *post,
+                         const void *plan, size_t plan_bytes)
 {
     k->link.world[k->link.world_rank[k->link.rank]]->channel[k->link.channel].enqueued = *post;
     struct {
@@ -314,6 +349,15 @@ static void fill_rows(struct weft__cuda_reduce_args *a, const struct weft__comm_
                       int64_t first, int64_t rows)
 {
     const weft_reduce *op = &args->op;
+    bool nvfp4 = op->quant.kind == WEFT_QUANT_NVFP4 || op->quant.kind == WEFT_QUANT_NVFP4_SWIZZLED;
+    a->top_k = op->moe.top_k;
+    a->expert_rows = op->moe.expert_rows;
+    a->hidden = op->hidden;
+    a->norm_eps = op->norm_eps;
+    a->quant = (uint32_t)op->quant.kind;
+    a->quant_scale = nvfp4 ? 1.0f / op->quant.scale : op->quant.scale;
+    a->norm = op->norm;
+    a->op = args->post.op;
     int64_t row_bytes = op->hidden * (op->dtype == WEFT_F32 ? 4 : 2);
     int64_t from = weft__max(first, args->out_first);
     int64_t to = weft__min(first + rows, args->out_first + args->out_rows);
@@ -328,7 +372,6 @@ static void fill_rows(struct weft__cuda_reduce_args *a, const struct weft__comm_
     a->residual_out = address(op->residual_out, out, row_bytes);
     a->norm_weight = address(op->norm_weight, 0, 0);
     a->y = address(op->y, out, row_bytes);
-    bool nvfp4 = op->quant.kind == WEFT_QUANT_NVFP4 || op->quant.kind == WEFT_QUANT_NVFP4_SWIZZLED;
     a->codes = address(op->quant.codes, out, nvfp4 ? op->hidden / 2 : op->hidden);
     int64_t scale_bytes = op->quant.kind == WEFT_QUANT_FP8_TOKEN ? 4
                           : op->quant.kind == WEFT_QUANT_NVFP4   ? op->hidden / 16
@@ -346,7 +389,8 @@ static void fill_rows(struct weft__cuda_reduce_args *a, const struct weft__comm_
 /* The path of an operation. */
 static weft_path path_of(const struct weft__comm_kernels *k, uint32_t way)
 {
-    return k->tuning.path != WEFT_PATH_AUTO ? k->tuning.path : weft__way_path(way);
+    weft_path path = k->tuning.path != WEFT_PATH_AUTO ? k->tuning.path : weft__way_path(way);
+    return path != WEFT_PATH_AUTO ? path : k->rank->best;
 }
 
 /* How `rows` rows travel. Unless measured or told: with the epoch in every word while they are few;
@@ -355,6 +399,7 @@ static bool choose_wire(const struct weft__comm_kernels *k,
                         const struct weft__comm_reduce_args *args, int64_t rows, bool far,
                         enum weft__cuda_wire *out)
 {
+    enum { FEW = 256 * 1024, FEW_SHARED = 2048 * 1024 };
     uint64_t groups = (uint64_t)(rows * weft__ceil_div(args->op.hidden, WEFT__CUDA_GROUP)) *
                       (args->op.dtype == WEFT_F32 ? 2 : 1);
     bool twice = args->post.two_shot != 0, fits[WEFT__CUDA_PLAIN + 1] = {[WEFT__CUDA_PLAIN] = true};
@@ -364,9 +409,12 @@ static bool choose_wire(const struct weft__comm_kernels *k,
     if (*out != WEFT__CUDA_WIRE_AUTO) return fits[*out];
     *out = weft__way_form(args->way);
     if (*out != WEFT__CUDA_WIRE_AUTO && fits[*out]) return true;
-    *out = fits[WEFT__CUDA_PACKED] && (rows == 1 || !far) ? WEFT__CUDA_PACKED
-           : fits[WEFT__CUDA_DENSE] && far                ? WEFT__CUDA_DENSE
-                                                          : WEFT__CUDA_PLAIN;
+    uint64_t bytes = weft__cuda_wire_bytes(WEFT__CUDA_PACKED, groups, twice);
+    bool shared = k->rank->sharers > 1; /* a device, whose memory moves all ranks' bytes */
+    bool few = shared ? bytes * (uint64_t)k->link.size <= FEW_SHARED : bytes <= FEW;
+    *out = few && (rows == 1 || !far)                   ? WEFT__CUDA_PACKED
+           : fits[WEFT__CUDA_DENSE] && (far || !shared) ? WEFT__CUDA_DENSE
+                                                        : WEFT__CUDA_PLAIN;
     return true;
 }
 
@@ -374,6 +422,7 @@ static bool choose_wire(const struct weft__comm_kernels *k,
 static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args,
                          int64_t first, int64_t rows)
 {
+    enum { SECTION = 4 };
     const weft_reduce *op = &args->op;
     const struct weft__cuda_tuning *tuning = &k->tuning;
     weft_path path = path_of(k, args->way);
@@ -383,27 +432,20 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
         return refuse(k, "CUDA: the message is too long for the form asked for");
     struct shape shape;
     if (!choose_shape(k, op->dtype, rows, op->hidden, wire, link->far != 0, &shape))
-        return refuse(k, "CUDA: the blocks of this operation do not fit on the device beside the "
-                         "other ranks': fewer ranks or a shorter row");
+        return refuse(k, no_room);
     struct weft__cuda_reduce_args a = {
         .link = *link,
-        .top_k = op->moe.top_k,
-        .expert_rows = op->moe.expert_rows,
-        .hidden = op->hidden,
-        .norm_eps = op->norm_eps,
-        .quant = (uint32_t)op->quant.kind,
-        .norm = op->norm,
-        .op = args->post.op,
         .two_shot = args->post.two_shot,
         .cluster = shape.cluster,
         .late_release = tuning->late || !shape.chained,
     };
-    a.section = tuning->section > 0 ? tuning->section : 4;
+    int64_t each = weft__ceil_div(rows, shape.clusters); /* rows of a cluster */
+    a.section = tuning->section > 0 ? tuning->section : (int32_t)weft__min(SECTION, each);
+    if (wire == WEFT__CUDA_PLAIN && op->moe.top_k == 0)
+        a.own = link->push ? 1 + link->rank : link->sends == 2 ? 2 : 0;
     if (rows == 1) a.link.far = 0; /* looking with all lanes is quicker, and still cheap */
     if (tuning->local) a.link.ranks = 1, a.link.sends = 0, a.two_shot = 0;
     fill_rows(&a, args, first, rows);
-    bool nvfp4 = op->quant.kind == WEFT_QUANT_NVFP4 || op->quant.kind == WEFT_QUANT_NVFP4_SWIZZLED;
-    a.quant_scale = nvfp4 ? 1.0f / op->quant.scale : op->quant.scale;
     if (a.two_shot) {
         a.sum_rows = weft_comm_share(rows, k->link.size, k->link.rank, &a.sum_first);
     } else {
@@ -412,9 +454,67 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
     }
     /* The grid need not agree, but blocks of a cluster meet their like. */
     int32_t plan[] = {(int32_t)path, (int32_t)wire, shape.cluster, shape.threads, (int32_t)first};
-    a.signature = sign(k, &args->post, plan, sizeof plan);
+    a.signature = weft__cuda_sign(k, &args->post, plan, sizeof plan);
     launch(k, k->reduce[shape.instance], &a, &shape);
 }
+
+/* ---- kernels that are alone ---- */
+
+/* Blocks of the move kernel. Those that wait, and their successors', have room beside those of all
+ * ranks. */
+static int blocks_for(const struct weft__comm_kernels *k, uint64_t bytes)
+{
+    enum { BLOCK_BYTES = 8 * 1024, BLOCKS = 32 };
+    int room = k->rank->device.processors / (2 * k->rank->sharers);
+    int64_t wanted = weft__ceil_div((int64_t)bytes, BLOCK_BYTES);
+    return (int)weft__max(1, weft__min(weft__min(BLOCKS, room), wanted));
+}
+
+static struct weft__cuda_link nobody(const struct weft__comm_kernels *k)
+{
+    const struct weft__cuda_link *link = &k->paths[WEFT_PATH_HOST];
+    return (struct weft__cuda_link){
+        .epoch = link->epoch, .watch = link->watch, .ranks = 1, .rank = link->rank};
+}
+
+void weft__cuda_fill_alone(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args,
+                           int64_t first, int64_t rows, struct weft__cuda_reduce_args *out)
+{
+    *out = (struct weft__cuda_reduce_args){.link = nobody(k)};
+    fill_rows(out, args, first, rows);
+}
+
+void weft__cuda_reduce_alone(struct weft__comm_kernels *k, struct weft__cuda_reduce_args *a,
+                             weft_dtype dtype)
+{
+    struct shape shape;
+    if (!choose_shape(k, dtype, a->tokens, a->hidden, WEFT__CUDA_PLAIN, false, &shape))
+        return refuse(k, no_room);
+    shape.chained = false;
+    a->cluster = shape.cluster;
+    a->section = 4;
+    a->late_release = 1;
+    a->sum_first = a->out_first;
+    a->sum_rows = a->out_rows;
+    launch(k, k->reduce[shape.instance], a, &shape);
+}
+
+void weft__cuda_move_alone(struct weft__comm_kernels *k, const struct weft__cuda_move_args *a)
+{
+    struct weft__cuda_move_args args = *a;
+    struct shape shape = {
+        .cluster = 1, .threads = WEFT__CUDA_THREADS, .clusters = blocks_for(k, a->bytes)};
+    launch(k, k->move, &args, &shape);
+}
+
+void weft__cuda_step(struct weft__comm_kernels *k, const struct weft__cuda_step_args *a)
+{
+    struct weft__cuda_step_args args = *a;
+    struct shape shape = {.cluster = 1, .threads = 32, .clusters = 1};
+    launch(k, k->step, &args, &shape);
+}
+
+/* ---- operations ---- */
 
 void weft__cuda_reduce(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args)
 {
@@ -422,6 +522,9 @@ void weft__cuda_reduce(struct weft__comm_kernels *k, const struct weft__comm_red
     if (!aligned(&args->op))
         return refuse(k, "CUDA: x, residual, y, codes and the like must be aligned to 16 bytes, "
                          "scales to 4, swizzled ones to 16");
+    weft_path path = path_of(k, args->way);
+    if (weft__cuda_is_staged(path) && k->link.size > 1 && !k->tuning.local)
+        return weft__cuda_reduce_staged(k, args, path);
     int64_t end = args->first + args->rows, first = args->first;
     do {
         int64_t rows = weft__min(WEFT__CUDA_ROWS_MAX, end - first);
@@ -430,14 +533,10 @@ void weft__cuda_reduce(struct weft__comm_kernels *k, const struct weft__comm_red
     } while (first < end);
 }
 
-/* ---- bytes ---- */
-
-void weft__cuda_move(struct weft__comm_kernels *k, const struct weft__comm_move_args *args)
+void weft__cuda_fill_move(const struct weft__comm_kernels *k,
+                          const struct weft__comm_move_args *args, struct weft__cuda_move_args *out)
 {
-    enum { BLOCK_BYTES = 8 * 1024, BLOCKS = 32 };
-    if (failed(k)) return;
-    weft_path path = path_of(k, args->way);
-    struct weft__cuda_move_args a = {.link = k->paths[path],
+    struct weft__cuda_move_args a = {.link = nobody(k),
                                      .in = (uint64_t)(uintptr_t)args->in,
                                      .out = (uint64_t)(uintptr_t)args->out,
                                      .first = args->first,
@@ -460,12 +559,21 @@ void weft__cuda_move(struct weft__comm_kernels *k, const struct weft__comm_move_
         bits |= a.row_bytes[args->root];
     }
     a.wide = bits % 16 == 0;
-    /* Blocks that wait, and their successors', have room beside those of all ranks. */
-    int room = k->rank->device.processors / (2 * k->rank->sharers);
-    int64_t wanted = weft__ceil_div((int64_t)args->bytes, BLOCK_BYTES);
-    int blocks = (int)weft__max(1, weft__min(weft__min(BLOCKS, room), wanted));
+    *out = a;
+}
+
+void weft__cuda_move(struct weft__comm_kernels *k, const struct weft__comm_move_args *args)
+{
+    if (failed(k)) return;
+    weft_path path = path_of(k, args->way);
+    if (weft__cuda_is_staged(path) && k->link.size > 1 && args->post.op != WEFT__BARRIER)
+        return weft__cuda_move_staged(k, args, path);
+    struct weft__cuda_move_args a;
+    weft__cuda_fill_move(k, args, &a);
+    a.link = k->paths[path];
+    int blocks = blocks_for(k, args->bytes);
     int32_t plan[] = {(int32_t)path, (int32_t)(args->first >> 10), (int32_t)args->bytes, blocks};
-    a.signature = sign(k, &args->post, plan, sizeof plan);
+    a.signature = weft__cuda_sign(k, &args->post, plan, sizeof plan);
     struct shape shape = {
         .cluster = 1, .threads = WEFT__CUDA_THREADS, .clusters = blocks, .chained = true};
     launch(k, k->move, &a, &shape);

@@ -1,8 +1,9 @@
-/* nccl.c: NCCL, loaded at run time: what the library's own collectives take here, as a baseline.
- * Its sums are its own; weft's never use it. */
+/* nccl.c: NCCL, loaded at run time: it carries bytes for weft's own sums (staged.c), and its
+ * collectives are a baseline to compare with. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "comm.h"
 
@@ -12,13 +13,30 @@ typedef struct {
     char internal[WEFT__NCCL_ID_BYTES];
 } ncclUniqueId;
 
-enum { ncclSuccess = 0, ncclSum = 0, ncclInt8 = 0, ncclFloat32 = 7 };
+enum { VERSION_MIN = 21400, VERSION_MAX = 30000 }; /* 2.14: calls that do not block */
+enum { ncclSuccess = 0, ncclInProgress = 7, ncclSum = 0, ncclInt8 = 0, ncclFloat32 = 7 };
+
+/* As of 2.14; later ones fill in what it does not have. */
+typedef struct {
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+} ncclConfig_t;
 
 /* member, symbol, parameters */
 #define NCCL_FUNCTIONS(X)                                                                       \
+    X(version, ncclGetVersion, (int *out))                                                      \
     X(id, ncclGetUniqueId, (ncclUniqueId * out))                                                \
-    X(open, ncclCommInitRank, (ncclComm_t * out, int ranks, ncclUniqueId id, int rank))         \
-    X(close, ncclCommAbort, (ncclComm_t comm))                                                  \
+    X(open, ncclCommInitRankConfig,                                                             \
+      (ncclComm_t * out, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config))           \
+    X(state, ncclCommGetAsyncError, (ncclComm_t comm, ncclResult_t * out))                      \
+    X(abort, ncclCommAbort, (ncclComm_t comm))                                                  \
+    X(begin, ncclGroupStart, (void))                                                            \
+    X(end, ncclGroupEnd, (void))                                                                \
+    X(send, ncclSend,                                                                           \
+      (const void *in, size_t count, int type, int peer, ncclComm_t comm, CUstream s))          \
+    X(receive, ncclRecv,                                                                        \
+      (void *out, size_t count, int type, int peer, ncclComm_t comm, CUstream s))               \
     X(allreduce, ncclAllReduce,                                                                 \
       (const void *in, void *out, size_t count, int type, int op, ncclComm_t comm, CUstream s)) \
     X(reduce_scatter, ncclReduceScatter,                                                        \
@@ -32,28 +50,30 @@ struct weft__nccl {
 #define X(member, symbol, params) ncclResult_t(*member) params;
     NCCL_FUNCTIONS(X)
 #undef X
-    void *library;
+    uint64_t timeout_ns;
     ncclComm_t comm;
 };
 
-static weft_status load(struct weft__nccl *nccl, weft_error *err)
+static weft_status find_functions(struct weft__nccl *nccl, weft_error *err)
 {
     static const char *const names[] = {
 #define X(member, symbol, params) #symbol,
         NCCL_FUNCTIONS(X)
 #undef X
     };
-    nccl->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    if (nccl->library == NULL)
+    /* It may have threads of its own at the end: it stays. */
+    void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (library == NULL)
         return weft__fail(err, WEFT_UNSUPPORTED,
-                          "no NCCL on this machine (%s): install it, or set LD_LIBRARY_PATH",
+                          "no NCCL on this machine (%.200s): install it, or set LD_LIBRARY_PATH",
                           dlerror());
-    ncclResult_t (**member)(ncclUniqueId *) = &nccl->id; /* the first of the table */
+    ncclResult_t (**member)(int *) = &nccl->version; /* the first of the table */
     for (size_t i = 0; i < WEFT__COUNT(names); i++) {
-        void *symbol = dlsym(nccl->library, names[i]);
+        void *symbol = dlsym(library, names[i]);
         memcpy(&member[i], &symbol, sizeof symbol);
         if (symbol == NULL)
-            return weft__fail(err, WEFT_UNSUPPORTED, "NCCL has no %s: it is too old", names[i]);
+            return weft__fail(err, WEFT_UNSUPPORTED, "NCCL has no %s: weft needs 2.14 or newer",
+                              names[i]);
     }
     return WEFT_OK;
 }
@@ -65,46 +85,98 @@ static weft_status check(ncclResult_t result, const char *what, weft_error *err)
                       result);
 }
 
-static void nccl_close(struct weft__comm_kernels *k)
+struct weft__nccl *weft__nccl_load(bool first, void *id, weft_error *why)
 {
-    struct weft__nccl *nccl = k->nccl;
-    if (nccl == NULL) return;
-    CUcontext popped;
-    (void)k->rank->device.driver.context_push(k->rank->device.context);
-    if (nccl->comm != NULL) (void)nccl->close(nccl->comm);
-    (void)k->rank->device.driver.context_pop(&popped);
-    if (nccl->library != NULL) (void)dlclose(nccl->library);
+    struct weft__nccl *nccl = calloc(1, sizeof *nccl);
+    if (nccl == NULL) {
+        (void)weft__fail_oom(why, sizeof *nccl, "NCCL");
+        return NULL;
+    }
+    int version = 0;
+    weft_status status = find_functions(nccl, why);
+    if (status == WEFT_OK) status = check(nccl->version(&version), "asking its version", why);
+    if (status == WEFT_OK && (version < VERSION_MIN || version >= VERSION_MAX))
+        status = weft__fail(why, WEFT_UNSUPPORTED, "NCCL is version %d: weft needs 2.14 or newer",
+                            version);
+    if (status == WEFT_OK && first) status = check(nccl->id(id), "making an id", why);
+    if (status == WEFT_OK) return nccl;
     free(nccl);
-    k->nccl = NULL;
+    return NULL;
 }
 
-static weft_status nccl_id(struct weft__comm_kernels *k, void *id, weft_error *err)
+/* Calls return at once; this waits until one has had its effect on the host. */
+static weft_status settle(struct weft__nccl *nccl, ncclResult_t result, const char *what,
+                          weft_error *err)
 {
-    k->nccl = calloc(1, sizeof *k->nccl);
-    if (k->nccl == NULL) return weft__fail_oom(err, sizeof *k->nccl, "NCCL");
-    WEFT__TRY(load(k->nccl, err));
-    return check(k->nccl->id(id), "making an id", err);
+    uint64_t deadline = weft__now_ns() + nccl->timeout_ns;
+    while (result == ncclInProgress && nccl->comm != NULL) {
+        if (weft__now_ns() > deadline)
+            return weft__fail(err, WEFT_TIMEOUT,
+                              "NCCL: %s takes more than %llu ms; it does not say which rank is "
+                              "missing",
+                              what, (unsigned long long)(nccl->timeout_ns / 1000000));
+        (void)nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+        ncclResult_t asked = nccl->state(nccl->comm, &result);
+        if (asked != ncclSuccess) result = asked;
+    }
+    return check(result, what, err);
 }
 
-static weft_status nccl_open(struct weft__comm_kernels *k, const void *id, weft_error *err)
+weft_status weft__nccl_open(struct weft__nccl *nccl, const struct weft__comm_link *link,
+                            const void *id, weft_error *err)
 {
+    ncclConfig_t config = {sizeof config, 0xcafebeef, VERSION_MIN, 0};
     ncclUniqueId copy;
     memcpy(&copy, id, sizeof copy);
-    CUcontext popped;
-    (void)k->rank->device.driver.context_push(k->rank->device.context);
-    ncclResult_t result = k->nccl->open(&k->nccl->comm, k->link.size, copy, k->link.rank);
-    (void)k->rank->device.driver.context_pop(&popped);
-    return check(result, "making a communicator", err);
+    nccl->timeout_ns = link->timeout_ns;
+    return settle(nccl, nccl->open(&nccl->comm, link->size, copy, link->rank, &config),
+                  "making a communicator", err);
 }
 
-static weft_status nccl_run(struct weft__comm_kernels *k, enum weft__comm_op op, const void *in,
-                            void *out, size_t bytes, weft_error *err)
+void weft__nccl_abort(struct weft__nccl *nccl)
 {
-    const struct weft__nccl *nccl = k->nccl;
+    if (nccl->comm != NULL) (void)nccl->abort(nccl->comm);
+    nccl->comm = NULL;
+}
+
+void weft__nccl_close(struct weft__nccl *nccl)
+{
+    if (nccl == NULL) return;
+    weft__nccl_abort(nccl);
+    free(nccl);
+}
+
+static void *pointer(uint64_t address) { return (void *)(uintptr_t)address; }
+
+weft_status weft__nccl_exchange(struct weft__nccl *nccl, const struct weft__nccl_part *parts,
+                                int count, CUstream stream, weft_error *err)
+{
+    if (nccl->comm == NULL) return WEFT_OK; /* the session has failed */
+    ncclResult_t result = nccl->begin();
+    for (int i = 0; i < count && result == ncclSuccess; i++) {
+        const struct weft__nccl_part *part = &parts[i];
+        if (part->send_bytes > 0)
+            result = nccl->send(pointer(part->send), part->send_bytes, ncclInt8, part->peer,
+                                nccl->comm, stream);
+        if (part->receive_bytes > 0 && (result == ncclSuccess || result == ncclInProgress))
+            result = nccl->receive(pointer(part->receive), part->receive_bytes, ncclInt8,
+                                   part->peer, nccl->comm, stream);
+        if (result == ncclInProgress) result = ncclSuccess;
+    }
+    ncclResult_t ended = nccl->end();
+    return settle(nccl, result == ncclSuccess ? ended : result, "sending and receiving", err);
+}
+
+weft_status weft__nccl_baseline(struct weft__comm_kernels *k, enum weft__comm_op op, const void *in,
+                                void *out, size_t bytes, weft_error *err)
+{
+    struct weft__nccl *nccl = k->rank->nccl;
     CUstream stream = k->rank->stream;
     size_t floats = bytes / 4;
     ncclResult_t result;
     CUcontext popped;
+    if (nccl == NULL || nccl->comm == NULL)
+        return weft__fail(err, WEFT_UNSUPPORTED, "NCCL is not open: the path is not \"nccl\"");
     (void)k->rank->device.driver.context_push(k->rank->device.context);
     switch (op) {
     case WEFT__ALLREDUCE:
@@ -120,9 +192,7 @@ static weft_status nccl_run(struct weft__comm_kernels *k, enum weft__comm_op op,
     default:
         result = nccl->broadcast(in, out, bytes, ncclInt8, 0, nccl->comm, stream);
     }
+    weft_status status = settle(nccl, result, "an operation", err);
     (void)k->rank->device.driver.context_pop(&popped);
-    return check(result, "an operation", err);
+    return status;
 }
-
-const struct weft__dev_baseline weft__cuda_nccl = {
-    .id = nccl_id, .open = nccl_open, .run = nccl_run, .close = nccl_close};

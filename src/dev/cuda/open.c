@@ -8,17 +8,20 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "comm.h"
 
-enum offer_state { NOTHING, PUBLISHED, CONNECTED, CHECKED, FAILED };
+enum offer_state { NOTHING, PUBLISHED, LOADED, CONNECTED, CHECKED, FAILED };
 enum { SLICE_NS = 50000000 };
 
 struct offer {
     _Atomic uint32_t state; /* enum offer_state; release after the rest */
     int32_t ordinal;
     uint8_t uuid[16]; /* of the device */
-    uint32_t usable;  /* mask of paths, valid from CHECKED on */
+    uint32_t usable;  /* mask of paths: from CONNECTED on to be tried, from CHECKED on that work */
+    weft_error nccl;  /* from LOADED on: why it is not there */
+    uint8_t nccl_id[WEFT__NCCL_ID_BYTES]; /* of member 0 */
     /* for threads of the same process: */
     CUdevice device;
     CUcontext context;
@@ -76,6 +79,32 @@ static struct weft__comm_rank *control_of(const struct weft__comm_link *link)
     return link->world[link->world_rank[link->rank]];
 }
 
+static CUresult make_streams(struct weft__cuda_rank *rank)
+{
+    const struct weft__cuda_driver *driver = &rank->device.driver;
+    CUevent *const events[] = {rank->sent[0], rank->sent[1], rank->summed};
+    const unsigned how = CU_STREAM_NON_BLOCKING;
+    CUresult result = driver->stream_create(&rank->stream, how);
+    if (result == CUDA_SUCCESS) result = driver->stream_create(&rank->out, how);
+    for (size_t i = 0; i < WEFT__COUNT(events); i++)
+        for (int s = 0; s < WEFT__CUDA_SECTIONS_MAX && result == CUDA_SUCCESS; s++)
+            result = driver->event_create(&events[i][s], CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS) result = driver->event_create(&rank->fork, CU_EVENT_DISABLE_TIMING);
+    return result;
+}
+
+static void drop_streams(struct weft__cuda_rank *rank)
+{
+    const struct weft__cuda_driver *driver = &rank->device.driver;
+    const CUevent *const events[] = {rank->sent[0], rank->sent[1], rank->summed};
+    if (rank->stream != NULL) (void)driver->stream_destroy(rank->stream);
+    if (rank->out != NULL) (void)driver->stream_destroy(rank->out);
+    for (size_t i = 0; i < WEFT__COUNT(events); i++)
+        for (int s = 0; s < WEFT__CUDA_SECTIONS_MAX; s++)
+            if (events[i][s] != NULL) (void)driver->event_destroy(events[i][s]);
+    if (rank->fork != NULL) (void)driver->event_destroy(rank->fork);
+}
+
 static weft_status rank_open(const struct weft__comm_link *link, weft_error *err)
 {
     struct weft__cuda_rank *rank = calloc(1, sizeof *rank);
@@ -90,7 +119,7 @@ static weft_status rank_open(const struct weft__comm_link *link, weft_error *err
     const struct weft__cuda_driver *driver = &rank->device.driver;
     CUcontext popped;
     (void)driver->context_push(rank->device.context);
-    CUresult result = driver->stream_create(&rank->stream, CU_STREAM_NON_BLOCKING);
+    CUresult result = make_streams(rank);
     for (int r = 0; r < link->world_size && result == CUDA_SUCCESS; r++) {
         /* Pinned for all of a process: threads do it each for their own. */
         void *control = link->world[r];
@@ -110,7 +139,8 @@ static void rank_close(struct weft__cuda_rank *rank)
     const struct weft__cuda_driver *driver = &rank->device.driver;
     CUcontext popped;
     (void)driver->context_push(rank->device.context);
-    if (rank->stream != NULL) (void)driver->stream_destroy(rank->stream);
+    weft__nccl_close(rank->nccl);
+    drop_streams(rank);
     for (size_t c = 0; c < WEFT__COUNT(rank->memory); c++) {
         struct weft__cuda_memory *memory = &rank->memory[c];
         if (rank->processes) weft__cuda_unshare(driver, memory);
@@ -131,7 +161,8 @@ static void release(struct weft__comm_rank *control)
 
 /* ---- slots ---- */
 
-/* Device memory of one rank: a slot for each source, then the words of the communicator. */
+/* Device memory of one rank: a slot for each source, the words of the communicator, a slot that
+ * engines fill for each source, a message of sums. Pinned memory: a slot, the engines' slot. */
 enum { EPOCH_AT = 0, DONE_AT = 128, WATCH_AT = 256, WORDS_BYTES = 512 };
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -168,12 +199,14 @@ static weft_status allocate(struct weft__comm_kernels *k, const struct weft__cud
     struct weft__cuda_rank *rank = k->rank;
     const struct weft__cuda_driver *driver = &rank->device.driver;
     uint64_t slot = 2 * layout->half_bytes, words = (uint64_t)link->size * slot;
+    uint64_t engine = WEFT__CUDA_HEAD_BYTES + link->message_bytes;
     struct weft__cuda_memory *memory = &rank->memory[link->channel];
-    memory->device_bytes = words + WORDS_BYTES;
-    memory->host_bytes = slot;
+    memory->device_bytes =
+        words + WORDS_BYTES + (uint64_t)link->size * engine + link->message_bytes;
+    memory->host_bytes = slot + engine + link->message_bytes;
     WEFT__TRY(take_memory(k, memory, err));
-    memset(memory->host, 0, slot);
-    WEFT__CUDA_TRY(driver, set_u8(memory->device, 0, words + WORDS_BYTES), "clearing memory", err);
+    memset(memory->host, 0, memory->host_bytes);
+    WEFT__CUDA_TRY(driver, set_u8(memory->device, 0, memory->device_bytes), "clearing memory", err);
     WEFT__CUDA_TRY(driver, to_device(memory->device + words + EPOCH_AT, &link->first_epoch, 4),
                    "storing the epoch", err);
     WEFT__CUDA_TRY(driver, context_sync(), "preparing memory", err);
@@ -255,6 +288,20 @@ static weft_status store_watch(const struct weft__comm_kernels *k, CUdeviceptr t
     return WEFT_OK;
 }
 
+static void fill_engine(struct weft__comm_kernels *k, const struct weft__cuda_link *layout,
+                        const uint64_t *base, const uint64_t *host)
+{
+    uint64_t slot = 2 * layout->half_bytes, ranks = (uint64_t)k->link.size;
+    uint64_t at = ranks * slot + WORDS_BYTES, me = (uint64_t)k->link.rank;
+    uint64_t bytes = WEFT__CUDA_HEAD_BYTES + k->link.message_bytes;
+    for (uint64_t m = 0; m < ranks; m++) {
+        k->engine.slot[m] = base[me] + at + m * bytes;
+        k->engine.there[m] = base[m] + at + me * bytes;
+        k->engine.sums[m] = base[m] + at + ranks * bytes;
+        k->engine.host[m] = host[m] + slot;
+    }
+}
+
 static weft_status fill_paths(struct weft__comm_kernels *k, struct weft__cuda_link *common,
                               weft_error *err)
 {
@@ -284,14 +331,18 @@ static weft_status fill_paths(struct weft__comm_kernels *k, struct weft__cuda_li
         pull->recv[m] = base[m] + m * slot;
         staged->recv[m] = m == me ? base[me] + me * slot : host[m];
     }
-    push->sends = link->size;
+    bool alone = link->size == 1;
+    push->sends = alone ? 0 : link->size;
     push->push = 1;
-    pull->sends = 1;
+    pull->sends = alone ? 0 : 1;
     pull->send[0] = base[me] + me * slot;
-    staged->sends = 2;
+    staged->sends = alone ? 0 : 2;
     staged->far = 1;
     staged->send[0] = host[me];
     staged->send[1] = base[me] + me * slot;
+    k->paths[WEFT_PATH_COPY] = *push;
+    k->paths[WEFT_PATH_COPY_HOST] = k->paths[WEFT_PATH_NCCL] = *staged;
+    fill_engine(k, common, base, host);
     return WEFT_OK;
 }
 
@@ -338,7 +389,8 @@ static weft_status check_path(struct weft__comm_kernels *k, weft_path path, CUde
 
 static const char *path_name(weft_path path)
 {
-    static const char *const names[] = {"auto", "push", "pull", "host"};
+    static const char *const names[] = {"auto", "push",      "pull", "host",
+                                        "copy", "copy-host", "nccl"};
     return names[path];
 }
 
@@ -352,6 +404,18 @@ static weft_path best_of(const struct weft__comm_kernels *k, uint32_t mask)
     for (size_t i = 0; i < WEFT__COUNT(order); i++)
         if (mask >> order[i] & 1) return order[i];
     return WEFT_PATH_AUTO;
+}
+
+static weft_status fail_path(const struct weft__comm_kernels *k, weft_path path, int without,
+                             weft_error *err)
+{
+    const struct offer *offer = offer_of(&k->link, without);
+    const char *why = "no peer access, or known data did not arrive; use \"host\" or \"auto\"";
+    if (path == WEFT_PATH_NCCL && offer->nccl.status != WEFT_OK) why = offer->nccl.text;
+    return weft__fail(err, WEFT_UNSUPPORTED,
+                      "the path \"%s\" was asked for, but does not work for rank %d on CUDA device "
+                      "%d: %.320s",
+                      path_name(path), k->link.world_rank[without], offer->ordinal, why);
 }
 
 /* The paths that work for every member; the best, or the one asked for, becomes AUTO. */
@@ -370,38 +434,80 @@ static weft_status choose_path(struct weft__comm_kernels *k, uint32_t mine, weft
     k->tuning.path = WEFT_PATH_AUTO;
     weft_path best = wanted == WEFT_PATH_AUTO ? best_of(k, k->usable) : wanted;
     if (k->usable >> best & 1) {
-        k->paths[WEFT_PATH_AUTO] = k->paths[best];
         k->rank->usable = k->usable;
         k->rank->best = best;
         return WEFT_OK;
     }
-    return weft__fail(err, WEFT_UNSUPPORTED,
-                      "the path \"%s\" was asked for, but does not work for rank %d on CUDA device "
-                      "%d: no peer access, or known data did not arrive; use \"host\" or \"auto\"",
-                      path_name(wanted), k->link.world_rank[without],
-                      offer_of(&k->link, without)->ordinal);
+    return fail_path(k, wanted, without, err);
+}
+
+/* Moves something between all ranks once, with a bound. */
+static weft_status try_nccl(const struct weft__comm_kernels *k, weft_error *err)
+{
+    const struct weft__cuda_driver *driver = &k->rank->device.driver;
+    struct weft__nccl_part parts[WEFT_COMM_RANKS_MAX];
+    uint64_t from = k->engine.sums[k->link.rank], deadline = weft__now_ns() + k->link.timeout_ns;
+    int count = 0;
+    for (int m = 0; m < k->link.size; m++)
+        if (m != k->link.rank)
+            parts[count++] = (struct weft__nccl_part){
+                m, from, k->engine.slot[m] + WEFT__CUDA_HEAD_BYTES, 4096, 4096};
+    WEFT__TRY(weft__nccl_exchange(k->rank->nccl, parts, count, k->rank->stream, err));
+    CUresult result = driver->stream_query(k->rank->stream);
+    while (result == CUDA_ERROR_NOT_READY && weft__now_ns() < deadline) {
+        (void)nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+        result = driver->stream_query(k->rank->stream);
+    }
+    if (result == CUDA_SUCCESS) return WEFT_OK;
+    return weft__cuda_fail(driver, result, "a first exchange by NCCL", err);
+}
+
+/* NCCL where all ranks find it and have a device each; offer.nccl says why not. */
+static weft_status connect_nccl(struct weft__comm_kernels *k, weft_error *err)
+{
+    struct offer *mine = offer_of(&k->link, k->link.rank);
+    weft_error *why = &mine->nccl;
+    bool wanted = k->link.path == WEFT_PATH_AUTO || k->link.path == WEFT_PATH_NCCL;
+    if (!wanted || k->link.size == 1)
+        (void)weft__fail(why, WEFT_UNSUPPORTED, "NCCL was not asked for");
+    else if (k->rank->sharers > 1)
+        (void)weft__fail(why, WEFT_UNSUPPORTED, "NCCL wants a CUDA device for each rank");
+    else
+        k->rank->nccl = weft__nccl_load(k->link.rank == 0, mine->nccl_id, why);
+    announce(&k->link, LOADED);
+    WEFT__TRY(await_all(&k->link, LOADED, err));
+    for (int m = 0; m < k->link.size; m++)
+        if (offer_of(&k->link, m)->nccl.status != WEFT_OK) return WEFT_OK;
+    weft_status status =
+        weft__nccl_open(k->rank->nccl, &k->link, offer_of(&k->link, 0)->nccl_id, why);
+    if (status == WEFT_OK) status = try_nccl(k, why);
+    if (status != WEFT_OK) weft__nccl_abort(k->rank->nccl);
+    return WEFT_OK;
 }
 
 static weft_status try_paths(struct weft__comm_kernels *k, bool peers, weft_error *err)
 {
     if (k->link.channel != 0) { /* a group's devices are the world's */
         k->usable = k->rank->usable;
-        k->paths[WEFT_PATH_AUTO] = k->paths[k->rank->best];
         return WEFT_OK;
     }
+    WEFT__TRY(connect_nccl(k, err));
     const struct weft__cuda_driver *driver = &k->rank->device.driver;
     CUdeviceptr scratch;
     WEFT__CUDA_TRY(driver, mem_alloc(&scratch, 4096 * (WEFT_COMM_RANKS_MAX + 1)),
                    "allocating for a first exchange", err);
     /* With a peer missing, none may launch over it: all look at all. */
-    offer_of(&k->link, k->link.rank)->usable = peers;
+    struct offer *mine = offer_of(&k->link, k->link.rank);
+    uint32_t can = 1u << WEFT_PATH_HOST | 1u << WEFT_PATH_COPY_HOST, mask = 0;
+    if (peers) can |= 1u << WEFT_PATH_PUSH | 1u << WEFT_PATH_PULL | 1u << WEFT_PATH_COPY;
+    if (mine->nccl.status == WEFT_OK) can |= 1u << WEFT_PATH_NCCL;
+    mine->usable = can;
     announce(&k->link, CONNECTED);
     weft_status status = await_all(&k->link, CONNECTED, err);
-    for (int m = 0; m < k->link.size; m++) peers = peers && offer_of(&k->link, m)->usable != 0;
-    uint32_t mask = 0;
-    for (weft_path path = WEFT_PATH_PUSH; path <= WEFT_PATH_HOST && status == WEFT_OK; path++) {
+    for (int m = 0; m < k->link.size; m++) can &= offer_of(&k->link, m)->usable;
+    for (weft_path path = WEFT_PATH_PUSH; path <= WEFT_PATH_NCCL && status == WEFT_OK; path++) {
         bool works = false;
-        if (path == WEFT_PATH_HOST || peers) status = check_path(k, path, scratch, &works, err);
+        if (can >> path & 1) status = check_path(k, path, scratch, &works, err);
         mask |= (uint32_t)works << path;
     }
     (void)driver->mem_free(scratch); /* before others may launch: it waits for the device */
@@ -425,6 +531,7 @@ static weft_status find_kernels(struct weft__comm_kernels *k, weft_error *err)
                                     device->shared_max - WEFT__CUDA_STATIC_SHARED),
                        "allowing shared memory", err);
     }
+    WEFT__TRY(weft__cuda_kernel(device, "weft__step", &k->step, err));
     return weft__cuda_kernel(device, "weft__move", &k->move, err);
 }
 
@@ -494,7 +601,7 @@ const struct weft__dev_comm weft__cuda_comm = {
     .stream = stream_of,
     .sync = weft__cuda_sync,
     .trial = &weft__cuda_trials,
-    .baseline = &weft__cuda_nccl,
+    .baseline = weft__nccl_baseline,
     .two_shot_ranks = 3, /* with two, both ways move as much */
     .two_shot_bytes = 512 * 1024,
 };

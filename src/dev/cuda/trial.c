@@ -17,6 +17,8 @@ static weft_status leave(const struct weft__cuda_driver *driver, CUresult result
     return result == CUDA_SUCCESS ? WEFT_OK : weft__cuda_fail(driver, result, what, err);
 }
 
+enum { STAGED_BYTES = 768 * 1024 };
+
 static bool offers(const struct weft__comm_kernels *k, uint32_t way, enum weft__comm_op op,
                    uint64_t bytes, bool two_shot)
 {
@@ -24,6 +26,8 @@ static bool offers(const struct weft__comm_kernels *k, uint32_t way, enum weft__
     enum weft__cuda_wire wire = weft__way_form(way);
     bool asked = k->link.path == WEFT_PATH_AUTO || k->link.path == path;
     if ((k->usable >> path & 1) == 0 || !asked || wire == WEFT__CUDA_WIRE_AUTO) return false;
+    if (weft__cuda_is_staged(path)) /* starting engines costs more than short messages take */
+        return wire == WEFT__CUDA_PLAIN && (bytes >= STAGED_BYTES || k->link.path == path);
     bool moves = op != WEFT__ALLREDUCE && op != WEFT__REDUCE_SCATTER;
     if (moves || wire == WEFT__CUDA_PLAIN) return wire == WEFT__CUDA_PLAIN;
     uint64_t groups = bytes / (2 * WEFT__CUDA_GROUP);
