@@ -105,15 +105,15 @@ static void grow_running(struct weft__sched *sched)
 
 /* How many rows a sequence that has `rows` to go may add to a batch in which `decoding` others get
  * their next token. Prompts delay those tokens, so a step takes in `piece` rows of them. But while
- * at least half as many sequences wait as decode, those whose first token is a piece away go beyond
- * it: one long pause, shared by few, instead of many shorter ones for more and more. */
+ * at least a quarter as many sequences wait as decode, those whose first token is a piece away go
+ * beyond it: one long pause, shared by few, instead of many shorter ones for more and more. */
 static int64_t rows_allowed(const struct weft__sched *sched, int64_t rows, int64_t decoding)
 {
     const struct weft__sched_options *o = &sched->options;
     int64_t left = o->chunk - sched->batch.tokens;
     int64_t places = o->max_running - sched->running.count;
     int64_t waiting = sched->running.count - decoding + weft__min(sched->waiting.count, places);
-    if (decoding == 0 || (2 * waiting >= decoding && rows <= weft__min(left, o->piece)))
+    if (decoding == 0 || (4 * waiting >= decoding && rows <= weft__min(left, o->piece)))
         return left;
     return weft__min(left, weft__max(decoding + o->piece - sched->batch.tokens, 0));
 }

@@ -262,7 +262,7 @@ static void bursts_are_taken_in_at_once(void **unused)
     static struct client c;
     c = (struct client){0};
     struct weft__sched *sched = open_sched((struct weft__sched_options){
-        .pages = 1000, .chunk = 100, .piece = 30, .max_running = 10, .max_queue = 40});
+        .pages = 1000, .chunk = 100, .piece = 30, .max_running = 12, .max_queue = 40});
     submit(sched, request(&c, 1, 150, 60));
     expect_step(sched, 1, 100); /* nobody decodes */
     expect_step(sched, 1, 50);
@@ -273,21 +273,17 @@ static void bursts_are_taken_in_at_once(void **unused)
     for (int32_t i = 3; i < 7; i++) submit(sched, request(&c, i, 30, 60));
     expect_step(sched, 5, 90); /* as many as fit a step whole, */
     expect_step(sched, 6, 30); /* then the others */
-    for (int32_t i = 7; i < 10; i++) submit(sched, request(&c, i, 29, 60));
-    expect_step(sched, 9, 29 * 3); /* 3 wait, 6 decode */
-    for (int32_t i = 10; i < 15; i++) submit(sched, request(&c, i, 29, 60));
-    expect_step(sched, 10, 29); /* for one there is a place, 9 decode */
+    for (int32_t i = 7; i < 9; i++) submit(sched, request(&c, i, 29, 60));
+    expect_step(sched, 8, 29 * 2); /* 2 wait, 6 decode */
+    submit(sched, request(&c, 9, 29, 60));
+    expect_step(sched, 9, 29);
+    for (int32_t i = 10; i < 12; i++) submit(sched, request(&c, i, 20, 60));
+    expect_step(sched, 11, 30); /* 2 wait, 9 decode */
+    expect_step(sched, 11, 10);
+    for (int32_t i = 12; i < 17; i++) submit(sched, request(&c, i, 20, 60));
+    expect_step(sched, 12, 20); /* 5 wait, one has a place; 11 decode */
     while (step(sched)) continue;
-    assert_int_equal(c.finishes, 14);
-    weft__sched_close(sched);
-
-    sched = open_sched((struct weft__sched_options){
-        .pages = 1000, .chunk = 100, .piece = 30, .max_running = 10, .max_queue = 40});
-    for (int32_t i = 1; i < 6; i++) submit(sched, request(&c, i, 20, 60));
-    expect_step(sched, 5, 100);
-    for (int32_t i = 6; i < 8; i++) submit(sched, request(&c, i, 20, 60));
-    expect_step(sched, 7, 30); /* 2 wait, 5 decode */
-    expect_step(sched, 7, 10);
+    assert_int_equal(c.finishes, 16);
     weft__sched_close(sched);
 }
 
