@@ -268,7 +268,7 @@ WEFT_API int weft_comm_plan(const weft_comm *comm, weft_comm_way *out, int max);
 typedef struct weft_comm_stats {
     uint64_t operations;
     uint64_t bytes;    /* contributed by this rank */
-    uint64_t total_ns; /* inside operations */
+    uint64_t total_ns; /* inside operations, but computing tiles */
     uint64_t wait_ns;  /* of these, waiting for peers */
 } weft_comm_stats;
 

@@ -285,7 +285,7 @@ weft_status weft_comm_gemm_allreduce(weft_comm *comm, const weft_gemm_reduce *op
         weft__hash(&args.tile_rows, sizeof args.tile_rows, args.reduce.post.detail);
     weft__cpu_gemm_reduce(comm->kernels, &args);
     WEFT__TRY(weft__comm_health(comm, err));
-    count(comm, (uint64_t)reduce->tokens * (uint64_t)row_bytes, begun_ns);
+    count(comm, (uint64_t)reduce->tokens * (uint64_t)row_bytes, begun_ns + args.compute_ns);
     return WEFT_OK;
 }
 

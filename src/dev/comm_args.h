@@ -202,6 +202,7 @@ struct weft__comm_gemm_args {
     int64_t tile_rows;
     void (*compute)(void *ctx, int64_t first, int64_t rows, void *out);
     void *ctx;
+    uint64_t compute_ns; /* spent in compute, by the device */
 };
 
 /* Bytes first .. first + bytes of each member's input, seen as one line. */
@@ -287,8 +288,7 @@ extern const struct weft__dev_comm weft__cpu_comm, weft__cuda_comm;
 int weft__comm_ended(const struct weft__comm_link *link);
 
 /* The one operation that the CPU has alone. */
-void weft__cpu_gemm_reduce(struct weft__comm_kernels *kernels,
-                           const struct weft__comm_gemm_args *args);
+void weft__cpu_gemm_reduce(struct weft__comm_kernels *kernels, struct weft__comm_gemm_args *args);
 
 /* Records the failure unless there is one already, and poisons the session. */
 void weft__comm_fail(struct weft__comm_fault *fault, const struct weft__comm_fault *what);

@@ -33,6 +33,7 @@ struct weft__rank_stats {
     /* The rest of busy_ns, shared out by the rows of each step: prompt rows and sampled ones. */
     uint64_t prefill_ns, decode_ns;
     uint64_t sample_ns; /* between passes, rank 0: planning, sampling, handing tokens out */
+    struct weft__tiling_choice tiling[WEFT__TILING_KINDS]; /* the same on all ranks */
 };
 
 /* The calling thread becomes rank 0's and must be the one that steps. */

@@ -76,8 +76,7 @@ static void rope(struct weft__model *m, float *x, int64_t stride, int64_t head_s
 
 /* ---- grouped-query attention ---- */
 
-static void attention_gqa(struct weft__model *m, int64_t layer, const struct weft__batch *batch,
-                          float *partial)
+static void attention_gqa(struct weft__model *m, int64_t layer, const struct weft__batch *batch)
 {
     const struct weft__arch *a = m->arch;
     const struct weft__layer *l = &m->weights.layer[layer];
@@ -101,7 +100,6 @@ static void attention_gqa(struct weft__model *m, int64_t layer, const struct wef
         .value_dim = hd, .kv_head = m->kv_head, .q = w->q, .q_stride = all, .k = cache->k,
         .k_stride = row, .k_head_stride = hd, .v = cache->v, .v_stride = row, .v_head_stride = hd,
         .scale = a->attention_scale, .window = a->window, .y = w->heads, .y_stride = h * hd);
-    linear(m, &l->o, w->heads, t, partial);
 }
 
 /* ---- latent attention (MLA), with the sparse indexer where the model has one ---- */
@@ -230,8 +228,7 @@ static int32_t naive_rows(const struct weft__seq *seq)
     return (int32_t)weft__max(weft__min(WEFT__NAIVE_POSITIONS - first, seq->count), 0);
 }
 
-static void attention_mla(struct weft__model *m, int64_t layer, const struct weft__batch *batch,
-                          float *partial)
+static void attention_mla(struct weft__model *m, int64_t layer, const struct weft__batch *batch)
 {
     const struct weft__arch *a = m->arch;
     const struct weft__layer *l = &m->weights.layer[layer];
@@ -264,21 +261,19 @@ static void attention_mla(struct weft__model *m, int64_t layer, const struct wef
         if (seq.count > 0) m->absorbed[absorbed++] = seq;
     }
     if (absorbed > 0) attend_absorbed(m, layer, m->absorbed, absorbed);
-    linear(m, &l->o, w->heads, t, partial);
 }
 
 /* ---- feed-forward ---- */
 
-static void mlp(struct weft__model *m, const struct weft__mlp_weights *mlp_weights, int64_t tokens,
-                float *y)
+/* What down takes: silu(gate x) * up x, in rows of 2 I'. */
+static struct rows gated(struct weft__model *m, const struct weft__mlp_weights *mlp, int64_t tokens)
 {
     struct weft__work *w = &m->work;
-    int64_t width = mlp_weights->gate.rows;
-    linears(m, &mlp_weights->gate, 2, (struct rows){w->hidden, m->arch->hidden, tokens},
-            w->gate_up);
+    int64_t width = mlp->gate.rows;
+    linears(m, &mlp->gate, 2, (struct rows){w->hidden, m->arch->hidden, tokens}, w->gate_up);
     RUN(m, silu_mul, .gate = w->gate_up, .up = w->gate_up + width, .x_stride = 2 * width,
         .rows = tokens, .width = width, .y = w->gate_up, .y_stride = 2 * width);
-    linears(m, &mlp_weights->down, 1, (struct rows){w->gate_up, 2 * width, tokens}, y);
+    return (struct rows){w->gate_up, 2 * width, tokens};
 }
 
 static void experts(struct weft__model *m, const struct weft__layer *l, int64_t tokens)
@@ -312,33 +307,80 @@ static void experts(struct weft__model *m, const struct weft__layer *l, int64_t 
 
 /* ---- the two fused collectives ---- */
 
-/* residual += sum over ranks of what op brings in; hidden = rmsnorm(residual) * weight. */
-static weft_status reduce_norm(struct weft__model *m, weft_reduce *op, int64_t tokens,
-                               const float *weight, weft_error *err)
+/* residual += sum over ranks of what comes in; hidden = rmsnorm(residual) * weight. */
+static weft_reduce reduce_norm(const struct weft__model *m, int64_t tokens, const float *weight)
 {
-    op->tokens = tokens;
-    op->hidden = m->arch->hidden;
-    op->dtype = WEFT_F32;
-    op->residual = op->residual_out = m->work.residual;
-    op->norm = true;
-    op->norm_weight = weight;
-    op->norm_eps = m->arch->norm_eps;
-    op->y = m->work.hidden;
-    return weft_comm_allreduce(m->comm, op, err);
+    return (weft_reduce){.tokens = tokens,
+                         .hidden = m->arch->hidden,
+                         .dtype = WEFT_F32,
+                         .residual = m->work.residual,
+                         .residual_out = m->work.residual,
+                         .norm = true,
+                         .norm_weight = weight,
+                         .norm_eps = m->arch->norm_eps,
+                         .y = m->work.hidden};
+}
+
+/* A product of which each rank has some columns, and so a part of every sum. */
+struct product {
+    int64_t layer;
+    const struct weft__matrix *w;
+    struct rows in;
+    const float *norm_weight;
+};
+
+struct partial { /* this rank's */
+    struct weft__model *m;
+    const struct weft__matrix *w;
+    struct input x;
+};
+
+static void partial_rows(void *ctx, int64_t first, int64_t rows, void *out)
+{
+    const struct partial *p = ctx;
+    struct weft__model *m = p->m;
+    int64_t chunks = weft__ceil_div(p->w->cols, WEFT__INT8_COLUMNS);
+    RUN(m, linear, .w = p->w, .count = 1, .x = p->x.x + first * p->x.stride,
+        .x_int8 = p->x.x_int8 != NULL ? p->x.x_int8 + first * chunks : NULL,
+        .x_stride = p->x.stride, .tokens = rows, .y = out, .y_stride = p->w->rows);
+}
+
+/* reduce_norm of a layer's product: at once, or in tiles (tiling.c). */
+static weft_status linear_reduce_norm(struct weft__model *m, struct weft__tiling *tiling,
+                                      const struct product *product, weft_error *err)
+{
+    int64_t rows = product->in.count;
+    struct partial partial = {m, product->w, input_of(m, product->w, 1, product->in)};
+    weft_gemm_reduce op = {.reduce = reduce_norm(m, rows, product->norm_weight),
+                           .tile_rows = weft__tiling_choose(m, tiling, product->layer, rows),
+                           .compute = partial_rows,
+                           .ctx = &partial};
+    uint64_t start = weft__now_ns();
+    if (op.tile_rows > 0) {
+        WEFT__TRY(weft_comm_gemm_allreduce(m->comm, &op, err));
+    } else {
+        void *x;
+        size_t bytes = (size_t)rows * (size_t)m->arch->hidden * sizeof(float);
+        WEFT__TRY(weft_comm_input(m->comm, bytes, &x, err));
+        partial_rows(&partial, 0, rows, x);
+        op.reduce.x = x;
+        WEFT__TRY(weft_comm_allreduce(m->comm, &op.reduce, err));
+    }
+    weft__tiling_note(m, tiling, product->layer, rows, weft__now_ns() - start);
+    return WEFT_OK;
 }
 
 static weft_status attention_block(struct weft__model *m, int64_t layer,
                                    const struct weft__batch *batch, weft_error *err)
 {
-    void *partial;
-    size_t bytes = (size_t)batch->tokens * (size_t)m->arch->hidden * sizeof(float);
-    WEFT__TRY(weft_comm_input(m->comm, bytes, &partial, err));
+    const struct weft__layer *l = &m->weights.layer[layer];
     if (m->arch->mla)
-        attention_mla(m, layer, batch, partial);
+        attention_mla(m, layer, batch);
     else
-        attention_gqa(m, layer, batch, partial);
-    return reduce_norm(m, &(weft_reduce){.x = partial}, batch->tokens,
-                       m->weights.layer[layer].post_norm, err);
+        attention_gqa(m, layer, batch);
+    const struct product o = {
+        layer, &l->o, {m->work.heads, l->o.cols, batch->tokens}, l->post_norm};
+    return linear_reduce_norm(m, &m->tiling[WEFT__TILING_O], &o, err);
 }
 
 static weft_status mlp_block(struct weft__model *m, int64_t layer, int64_t tokens,
@@ -348,21 +390,20 @@ static weft_status mlp_block(struct weft__model *m, int64_t layer, int64_t token
     const struct weft__layer *l = &m->weights.layer[layer];
     struct weft__work *w = &m->work;
     if (l->expert_gate == NULL) {
-        void *partial;
-        size_t bytes = (size_t)tokens * (size_t)a->hidden * sizeof(float);
-        WEFT__TRY(weft_comm_input(m->comm, bytes, &partial, err));
-        mlp(m, &l->mlp, tokens, partial);
-        return reduce_norm(m, &(weft_reduce){.x = partial}, tokens, next_norm, err);
+        const struct product down = {layer, &l->mlp.down, gated(m, &l->mlp, tokens), next_norm};
+        return linear_reduce_norm(m, &m->tiling[WEFT__TILING_DOWN], &down, err);
     }
     experts(m, l, tokens);
-    if (a->shared_intermediate > 0) mlp(m, &l->mlp, tokens, w->shared);
-    weft_reduce op = {.moe = {.top_k = a->experts_top,
-                              .expert_rows = tokens * a->experts_top,
-                              .expert_out = w->expert_out,
-                              .slots = w->slot,
-                              .gates = w->expert_weight,
-                              .shared = a->shared_intermediate > 0 ? w->shared : NULL}};
-    return reduce_norm(m, &op, tokens, next_norm, err);
+    if (a->shared_intermediate > 0)
+        linears(m, &l->mlp.down, 1, gated(m, &l->mlp, tokens), w->shared);
+    weft_reduce op = reduce_norm(m, tokens, next_norm);
+    op.moe = (weft_moe){.top_k = a->experts_top,
+                        .expert_rows = tokens * a->experts_top,
+                        .expert_out = w->expert_out,
+                        .slots = w->slot,
+                        .gates = w->expert_weight,
+                        .shared = a->shared_intermediate > 0 ? w->shared : NULL};
+    return weft_comm_allreduce(m->comm, &op, err);
 }
 
 weft_status weft__model_forward(struct weft__model *m, const struct weft__batch *batch,
@@ -384,6 +425,7 @@ weft_status weft__model_forward(struct weft__model *m, const struct weft__batch 
         WEFT__TRY(attention_block(m, i, batch, err));
         WEFT__TRY(mlp_block(m, i, batch->tokens, next, err));
     }
+    WEFT__TRY(weft__tiling_decide(m, batch->tokens, err));
     if (batch->outputs > 0) {
         RUN(m, copy, .x = w->hidden, .x_stride = a->hidden, .rows = batch->outputs, .heads = 1,
             .width = a->hidden, .row = batch->output, .y = w->out_hidden, .y_stride = a->hidden);

@@ -170,6 +170,12 @@ static weft_status make_tables(struct weft__model *m, weft_error *err)
     m->absorbed = weft__arena_array(&m->arena, (size_t)m->limits.tokens, sizeof *m->absorbed);
     m->cache = weft__arena_array(&m->arena, (size_t)a->layers, sizeof *m->cache);
     m->vocab_bytes = weft__arena_array(&m->arena, (size_t)m->shard.size, sizeof *m->vocab_bytes);
+    for (int kind = 0; kind < WEFT__TILING_KINDS; kind++) {
+        float **last = &m->tiling[kind].last;
+        *last = weft__arena_array(&m->arena, (size_t)a->layers, sizeof **last);
+        if (*last == NULL)
+            return weft__fail_oom(err, (size_t)a->layers * sizeof **last, "model tables");
+    }
     if (m->frequency == NULL || m->kv_head == NULL || m->zero_head == NULL || m->own_head == NULL ||
         m->identity_pages == NULL || m->absorbed == NULL || m->cache == NULL ||
         m->vocab_bytes == NULL)

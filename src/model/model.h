@@ -152,6 +152,7 @@ struct weft__model_limits {
     int64_t pages;   /* KV pages */
     int64_t context; /* keys of a sequence, at most */
     weft_activations activations;
+    int64_t tile_rows; /* of products summed in tiles; 0: measured whether; < 0: none are */
 };
 
 struct weft__model_bytes { /* of one rank */
@@ -169,6 +170,16 @@ weft_status weft__model_open(const struct weft__arch *arch, struct weft__checkpo
                              weft_comm *comm, const struct weft__model_limits *limits,
                              struct weft__model **out, weft_error *err);
 void weft__model_close(struct weft__model *model);
+
+enum weft__tiling_kind { WEFT__TILING_O, WEFT__TILING_DOWN, WEFT__TILING_KINDS };
+
+struct weft__tiling_choice { /* of a kind of product that is summed over ranks */
+    float ratio;             /* its time in tiles / at once; 0: not measured */
+    bool tiles;              /* what longer prompts do */
+};
+
+struct weft__tiling_choice weft__model_tiling(const struct weft__model *model,
+                                              enum weft__tiling_kind kind);
 
 /* Runs one step. *logits [outputs, vocab] stay valid until the next call; the same on all ranks. */
 weft_status weft__model_forward(struct weft__model *model, const struct weft__batch *batch,

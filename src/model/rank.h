@@ -40,6 +40,16 @@ struct weft__cache { /* one layer's pages; row strides in weft__model */
     float *index_k;  /* full layers: [slots, index_dim] */
 };
 
+enum { WEFT__TILING_SAMPLES = 32 };
+
+/* How one kind of row-parallel product and the sum of its parts over ranks run. */
+struct weft__tiling {
+    float *last;                       /* [layers] ns a row when the layer ran last */
+    float ratio[WEFT__TILING_SAMPLES]; /* in tiles / at once, of a layer in two passes */
+    int32_t samples;
+    float median; /* of all ratios, rank 0's; 0: not decided yet */
+};
+
 struct weft__model {
     const struct weft__arch *arch;
     const struct weft__device *device;
@@ -59,7 +69,18 @@ struct weft__model {
     int32_t *identity_pages;    /* of the naive form's scratch keys */
     struct weft__seq *absorbed; /* [T] */
     size_t *vocab_bytes;        /* [size] logits each rank contributes a row */
-    void *memory[2];            /* work and cache */
+    struct weft__tiling tiling[WEFT__TILING_KINDS];
+    int64_t trials;  /* passes in which layers took turns with tiles */
+    void *memory[2]; /* work and cache */
 };
+
+/* Rows of a tile; 0: at once. */
+int64_t weft__tiling_choose(const struct weft__model *m, const struct weft__tiling *tiling,
+                            int64_t layer, int64_t rows);
+/* After a product of `rows` rows. */
+void weft__tiling_note(const struct weft__model *m, struct weft__tiling *tiling, int64_t layer,
+                       int64_t rows, uint64_t ns);
+/* After all layers. */
+weft_status weft__tiling_decide(struct weft__model *m, int64_t rows, weft_error *err);
 
 #endif

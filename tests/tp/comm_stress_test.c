@@ -41,6 +41,38 @@ static weft_status fail_at(weft_error *err, uint64_t turn, const char *what)
                       what);
 }
 
+struct part {
+    int rank;
+    uint64_t turn;
+};
+
+static void compute(void *ctx, int64_t first, int64_t rows, void *out)
+{
+    const struct part *part = ctx;
+    for (int64_t i = 0; i < rows * HIDDEN; i++)
+        ((float *)out)[i] = value_of(part->rank, part->turn, first * HIDDEN + i);
+}
+
+static weft_status stress_tiles(weft_comm *comm, uint64_t turn, uint64_t bits, weft_error *err)
+{
+    int64_t tokens = 1 + (int64_t)(bits % ROWS_MAX);
+    float y[ELEMENTS];
+    const struct weft__comm_link *link = &comm->link;
+    struct part part = {link->world_rank[link->rank], turn};
+    const weft_gemm_reduce op = {
+        .reduce = {.tokens = tokens, .hidden = HIDDEN, .dtype = WEFT_F32, .y = y},
+        .tile_rows = 1 + (int64_t)(bits >> 8 & 1),
+        .compute = compute,
+        .ctx = &part};
+    WEFT__TRY(weft_comm_gemm_allreduce(comm, &op, err));
+    for (int64_t i = 0; i < tokens * HIDDEN; i++) {
+        float want = 0;
+        for (int m = 0; m < link->size; m++) want += value_of(link->world_rank[m], turn, i);
+        if (y[i] != want) return fail_at(err, turn, "sum of tiles");
+    }
+    return WEFT_OK;
+}
+
 static weft_status stress_reduce(weft_comm *comm, struct worker *worker, uint64_t turn,
                                  uint64_t bits, weft_error *err)
 {
@@ -128,6 +160,9 @@ static weft_status stress_rank(weft_comm *comm, int rank, void *arg, weft_error 
             break;
         case 2:
             status = stress_broadcast(on, &worker, (uint64_t)turn, bits, err);
+            break;
+        case 3:
+            status = stress_tiles(on, (uint64_t)turn, bits, err);
             break;
         default:
             status = stress_reduce(on, &worker, (uint64_t)turn, bits, err);

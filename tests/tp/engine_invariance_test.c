@@ -11,7 +11,7 @@
 
 #include "engine/engine.h"
 
-enum { PROMPT = 40, GENERATED = 6, OTHER = 23, PAGES = 16, VOCAB_MAX = 4096 };
+enum { PROMPT = 40, GENERATED = 6, OTHER = 23, ROWS_MAX = 120, PAGES = 16, VOCAB_MAX = 4096 };
 
 struct fixture {
     const char *dir;
@@ -26,6 +26,7 @@ struct variant {
     bool portable;
     int chunk;    /* of the prompt */
     bool company; /* another sequence runs beside it */
+    int64_t tile_rows;
 };
 
 struct result {
@@ -40,8 +41,8 @@ static int32_t prompt_token(const struct fixture *f, int sequence, int i)
 /* The batch of one step: rows [first, first + count) of sequence 0, and when in company also rows
  * of sequence 1, on pages of its own, in front. */
 struct step {
-    int32_t token[2 * PROMPT], position[2 * PROMPT], output[1];
-    int64_t slot[2 * PROMPT];
+    int32_t token[ROWS_MAX], position[ROWS_MAX], output[1];
+    int64_t slot[ROWS_MAX];
     int32_t pages[2][PAGES / 2];
     struct weft__seq seq[2];
     struct weft__batch batch;
@@ -88,21 +89,28 @@ static const float *run_step(const struct fixture *f, struct weft__ranks *ranks,
     return logits;
 }
 
-static void run(const struct fixture *f, const struct variant *v, struct result *out)
+static struct weft__ranks *open_ranks(const struct fixture *f, const struct variant *v)
 {
     const struct weft__ranks_options options = {.size = v->size,
                                                 .threads = v->threads,
                                                 .portable = v->portable,
                                                 .timeout_ms = 60000,
-                                                .limits = {.tokens = 2 * PROMPT,
+                                                .limits = {.tokens = ROWS_MAX,
                                                            .outputs = 1,
                                                            .pages = PAGES,
                                                            .context = 128,
-                                                           .activations = f->activations}};
+                                                           .activations = f->activations,
+                                                           .tile_rows = v->tile_rows}};
     struct weft__ranks *ranks;
     weft_error err;
     if (weft__ranks_open(&f->arch, f->checkpoint, &options, &ranks, &err) != WEFT_OK)
         fail_msg("%s: %s", f->dir, err.text);
+    return ranks;
+}
+
+static void run(const struct fixture *f, const struct variant *v, struct result *out)
+{
+    struct weft__ranks *ranks = open_ranks(f, v);
     size_t bytes = (size_t)f->arch.vocab * sizeof(float);
     const float *logits = NULL;
     for (int first = 0; first < PROMPT; first += v->chunk)
@@ -148,23 +156,28 @@ static void compare(const struct fixture *f, const struct variant *v, const stru
         bool same = bits ? memcmp(a, b, (size_t)f->arch.vocab * sizeof *a) == 0
                          : argmax(a, f->arch.vocab) == argmax(b, f->arch.vocab);
         if (!same)
-            fail_msg("%s: row %d differs with %d ranks, %d threads, chunks of %d%s%s", f->dir, i,
-                     v->size, v->threads, v->chunk, v->portable ? ", portable" : "",
-                     v->company ? ", in company" : "");
+            fail_msg(
+                "%s: row %d differs with %d ranks, %d threads, chunks of %d, tiles of %lld%s%s",
+                f->dir, i, v->size, v->threads, v->chunk, (long long)v->tile_rows,
+                v->portable ? ", portable" : "", v->company ? ", in company" : "");
     }
 }
 
 static void check_model(const char *dir, weft_activations activations)
 {
     static struct result base, got;
-    static const struct variant whole = {1, 1, false, PROMPT, false};
+    static const struct variant whole = {1, 1, false, PROMPT, false, 0};
     static const struct variant same_bits[] = {
-        {1, 1, false, 1, false},  {1, 1, false, 7, false},     {1, 1, false, 16, true},
-        {1, 3, false, 17, false}, {1, 2, false, PROMPT, true}, {1, 1, true, PROMPT, false},
-        {1, 2, true, 9, true},
+        {1, 1, false, 1, false, 0},     {1, 1, false, 7, false, 0},
+        {1, 1, false, 16, true, 0},     {1, 3, false, 17, false, 0},
+        {1, 2, false, PROMPT, true, 0}, {1, 1, true, PROMPT, false, 0},
+        {1, 2, true, 9, true, 0},       {1, 1, false, PROMPT, false, 16},
     };
-    static const struct variant same_tokens[] = {{2, 1, false, 7, true}, {5, 1, false, 40, false}};
-    static const struct variant two_again = {2, 2, false, PROMPT, false};
+    static const struct variant same_tokens[] = {{2, 1, false, 7, true, -1},
+                                                 {5, 1, false, 40, false, 9}};
+    static const struct variant two_again[] = {{2, 2, false, PROMPT, false, -1},
+                                               {2, 1, false, PROMPT, true, 7},
+                                               {2, 2, false, 17, false, 8}};
     struct fixture f;
     open_fixture(&f, dir, activations);
     run(&f, &whole, &base);
@@ -178,8 +191,10 @@ static void check_model(const char *dir, weft_activations activations)
     }
     /* Two ranks have bits of their own, which are as invariant. */
     run(&f, &same_tokens[0], &base);
-    run(&f, &two_again, &got);
-    compare(&f, &two_again, &base, &got, true);
+    for (size_t i = 0; i < WEFT__COUNT(two_again); i++) {
+        run(&f, &two_again[i], &got);
+        compare(&f, &two_again[i], &base, &got, true);
+    }
     close_fixture(&f);
 }
 
@@ -202,6 +217,35 @@ static void atlas(void **state)
     check_model(WEFT_SOURCE_DIR "/models/atlas", WEFT_ACTIVATIONS_F32);
 }
 
+/* Long prompts show whether tiles pay: turns change no bit, all ranks decide the same. */
+static void measured_tiles(void **state)
+{
+    enum { PASSES = 24, RANKS = 3 };
+    static const struct variant variant = {.size = RANKS, .threads = 1};
+    static float first[VOCAB_MAX];
+    (void)state;
+    struct fixture f;
+    open_fixture(&f, WEFT_SOURCE_DIR "/tests/golden/models/llama", WEFT_ACTIVATIONS_F32);
+    struct weft__ranks *ranks = open_ranks(&f, &variant);
+    size_t bytes = (size_t)f.arch.vocab * sizeof *first;
+    for (int i = 0; i < PASSES; i++) {
+        const float *logits = run_step(&f, ranks, 0, ROWS_MAX, false, false);
+        if (i == 0) memcpy(first, logits, bytes);
+        assert_memory_equal(logits, first, bytes);
+    }
+    const struct weft__rank_stats mine = weft__ranks_stats(ranks, 0);
+    for (int kind = 0; kind < WEFT__TILING_KINDS; kind++) {
+        assert_true(mine.tiling[kind].ratio > 0);
+        for (int r = 1; r < RANKS; r++) {
+            const struct weft__rank_stats theirs = weft__ranks_stats(ranks, r);
+            assert_memory_equal(&theirs.tiling[kind].ratio, &mine.tiling[kind].ratio,
+                                sizeof(float));
+        }
+    }
+    assert_true(weft__ranks_close(ranks));
+    close_fixture(&f);
+}
+
 /* Every kind of linear that takes INT8 inputs: alone, several of one input, experts. */
 static void int8(void **state)
 {
@@ -211,12 +255,22 @@ static void int8(void **state)
     check_model(WEFT_SOURCE_DIR "/tests/golden/models/qwen3_moe-mixed", WEFT_ACTIVATIONS_INT8);
 }
 
+/* Inputs rounded as the files ask: once, before they are cut into tiles. */
+static void quantised(void **state)
+{
+    (void)state;
+    check_model(WEFT_SOURCE_DIR "/tests/golden/models/nvfp4-ct", WEFT_ACTIVATIONS_QUANTISED);
+    check_model(WEFT_SOURCE_DIR "/tests/golden/models/fp8-block", WEFT_ACTIVATIONS_QUANTISED);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(llama),    cmocka_unit_test(qwen3),       cmocka_unit_test(qwen3_moe),
-        cmocka_unit_test(glm4_moe), cmocka_unit_test(glm_moe_dsa), cmocka_unit_test(deepseek_v3),
-        cmocka_unit_test(atlas),    cmocka_unit_test(int8),
+        cmocka_unit_test(llama),       cmocka_unit_test(qwen3),
+        cmocka_unit_test(qwen3_moe),   cmocka_unit_test(glm4_moe),
+        cmocka_unit_test(glm_moe_dsa), cmocka_unit_test(deepseek_v3),
+        cmocka_unit_test(atlas),       cmocka_unit_test(measured_tiles),
+        cmocka_unit_test(int8),        cmocka_unit_test(quantised),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

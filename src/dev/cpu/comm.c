@@ -570,11 +570,19 @@ leave:
     leave_float_mode(mode);
 }
 
+static void compute_tile(struct weft__comm_gemm_args *args, int64_t first, int64_t rows,
+                         uint8_t *out)
+{
+    uint64_t start = weft__now_ns();
+    args->compute(args->ctx, first, rows, out);
+    args->compute_ns += weft__now_ns() - start;
+}
+
 /* Three buffers take turns. While tile i + 1 is computed, peers may still read tiles i and, since
  * tile i has not been met yet, i - 1; tile i - 2 they have finished with, as the INPUT of i - 1
  * said. Tile 1 must not go where the operation before has its input or its sums: these are of the
  * other parity than tile 0's epoch. The last tile is held, so that all buffers are free again. */
-void weft__cpu_gemm_reduce(struct weft__comm_kernels *k, const struct weft__comm_gemm_args *args)
+void weft__cpu_gemm_reduce(struct weft__comm_kernels *k, struct weft__comm_gemm_args *args)
 {
     struct weft__comm_reduce_args tile = args->reduce;
     const weft_reduce *op = &tile.op;
@@ -586,15 +594,14 @@ void weft__cpu_gemm_reduce(struct weft__comm_kernels *k, const struct weft__comm
                                weft__comm_input_at(link, link->rank, epoch + 1)};
     struct extent need[WEFT__MAX_RANKS];
     tile.rows = weft__min(args->tile_rows, op->tokens);
-    if (tile.rows > 0) args->compute(args->ctx, 0, tile.rows, segment + buffer[0]);
+    if (tile.rows > 0) compute_tile(args, 0, tile.rows, segment + buffer[0]);
     for (int turn = 0;; turn = (turn + 1) % 3) {
         int64_t next = tile.first + tile.rows;
         int64_t next_rows = weft__min(args->tile_rows, op->tokens - next);
         begin(k, &tile.post, false);
         input_needs(k, &tile, need);
         publish_at(k, buffer[turn], next_rows == 0, need);
-        if (next_rows > 0)
-            args->compute(args->ctx, next, next_rows, segment + buffer[(turn + 1) % 3]);
+        if (next_rows > 0) compute_tile(args, next, next_rows, segment + buffer[(turn + 1) % 3]);
         unsigned mode = enter_float_mode();
         bool met = meet_all(k);
         if (met) reduce_rows(k, &tile);
