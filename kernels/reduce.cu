@@ -113,7 +113,7 @@ struct place {
     uint64_t arrival;      /* first block: the word that a peer has sent */
     uint32_t ticket;       /* first thread of a block */
     uint32_t *stage;       /* shared memory of this warp, for dense data */
-    uint64_t own;          /* plain: the slot in which this rank's input is, or as if x were in it */
+    uint64_t own; /* plain: the slot in which this rank's input is, or as if x were in it */
 };
 
 __device__ static inline bool in_row(const place &at, int group)
@@ -146,7 +146,8 @@ template <class T> __device__ void mix(const place &at, int t, int group, uint32
     pack<T>(sum, words);
 }
 
-/* This rank's share of row t, where the thread has some. A warp with ONE group knows no mixtures. */
+/* This rank's share of row t, where the thread has some. A warp with ONE group knows no mixtures.
+ */
 template <class T, bool ONE>
 __device__ void form(const place &at, int t, int group, uint32_t *words)
 {
@@ -170,18 +171,17 @@ struct wire {
         VECTORS = FORM == plain    ? WORDS / 4
                   : FORM == packed ? WORDS / 2
                                    : (WORDS + 2) / 3,
-        EACH = (VECTORS + 31) / 32,                        /* at most, of a thread */
-        PITCH = (VECTORS + 1) / 2 * 32,                    /* bytes from one group to the next */
-        STEP = FORM == plain ? 16 : 32 * 16,               /* from one vector of a thread to its next */
-        BATCH = FORM == packed && T::WORDS == 4 ? 8 : 4,   /* sources read at once */
+        EACH = (VECTORS + 31) / 32,          /* at most, of a thread */
+        PITCH = (VECTORS + 1) / 2 * 32,      /* bytes from one group to the next */
+        STEP = FORM == plain ? 16 : 32 * 16, /* from one vector of a thread to its next */
+        BATCH = FORM == packed &&T::WORDS == 4 ? 8 : 4,    /* sources read at once */
         STAGED = FORM == dense ? (3 * VECTORS + 3) / 4 : 0 /* vectors of shared memory */
     };
     static_assert(BATCH * STAGED * 16 <= WEFT__CUDA_STAGE_BYTES, "room of a warp");
 };
 
 /* Where a thread's first vector of a group is in a slot. A half slot is smaller than 4 GiB. */
-template <class T, enum form FORM>
-__device__ uint64_t offset_of(const place &at, int t, int group)
+template <class T, enum form FORM> __device__ uint64_t offset_of(const place &at, int t, int group)
 {
     const struct weft__cuda_link *link = &at.a->link;
     uint32_t chunk = (uint32_t)(t * at.chunks + group * 32 + at.lane);
@@ -330,7 +330,8 @@ __device__ int missing_source(const place &at, uint64_t offset, int s, int last)
     for (int source = last; source >= s; source--)
         for (int j = 0; j < W::EACH; j++)
             if (has<T, FORM>(at, 0, j) &&
-                differs<FORM>(at, load_vector<FORM>(at.a->link.recv[source] + offset + W::STEP * j)))
+                differs<FORM>(at,
+                              load_vector<FORM>(at.a->link.recv[source] + offset + W::STEP * j)))
                 missing = source;
     return __reduce_max_sync(~0u, missing);
 }
@@ -547,8 +548,7 @@ __device__ static void store_nvfp4(const place &at, int out, int group, const fl
     float inverse = weft__nvfp4_inverse(scale, a->quant_scale);
     uint32_t codes = 0;
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        codes |= e2m1(__fmul_rn(v[i], inverse)) << 4 * i;
+    for (int i = 0; i < 8; i++) codes |= e2m1(__fmul_rn(v[i], inverse)) << 4 * i;
     int column = group * 32 + at.lane, columns = (int)a->hidden / 16;
     ((uint32_t *)a->codes)[(int64_t)out * at.chunks + column] = codes;
     if (at.lane % 2 != 0) return;
@@ -902,12 +902,12 @@ __device__ void reduce(const struct weft__cuda_reduce_args &a)
 /* ---- instances ---- */
 
 enum { one = true, many = false };
-#define X(type, dtype, hold, wire)                                   \
+#define X(type, dtype, hold, wire)                                                          \
     extern "C" __global__ __launch_bounds__(WEFT__CUDA_THREADS, wire == plain ? 2 : 1) void \
-        weft__reduce_##type##_##hold##_##wire(                       \
-            const __grid_constant__ struct weft__cuda_reduce_args a) \
-    {                                                                \
-        reduce<type, hold, wire>(a);                                 \
+        weft__reduce_##type##_##hold##_##wire(                                              \
+            const __grid_constant__ struct weft__cuda_reduce_args a)                        \
+    {                                                                                       \
+        reduce<type, hold, wire>(a);                                                        \
     }
 WEFT__CUDA_REDUCES(X)
 #undef X

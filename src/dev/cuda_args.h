@@ -89,8 +89,10 @@ struct weft__cuda_reduce_args {
     int32_t cluster;
     uint32_t late_release; /* dependents start when the outputs are stored, not earlier */
     int32_t section;       /* rows of a cluster that are sent together */
+    int32_t own; /* plain: 1 + number of the send[] that no input goes to: x is read; 0: none */
+    int32_t pad;
 };
-WEFT__SIZE_IS(struct weft__cuda_reduce_args, sizeof(struct weft__cuda_link) + 21 * 8 + 10 * 4);
+WEFT__SIZE_IS(struct weft__cuda_reduce_args, sizeof(struct weft__cuda_link) + 21 * 8 + 12 * 4);
 
 /* Bytes first .. first + bytes of each rank's input, seen as one line; see weft__comm_move_args.
  * ALL_GATHER, BROADCAST (root alone sends) or BARRIER (nobody does). */

@@ -6,13 +6,13 @@
 #include "driver.h"
 
 enum {
-    WEFT__CUDA_ROWS_MAX = 2048,           /* of one launch */
-    WEFT__CUDA_PACKED_BYTES = 512 * 1024, /* of a half slot: 256 KiB of data */
-    WEFT__CUDA_BLOCKS_MAX = 2048,         /* of one launch; each has a flag */
-    WEFT__CUDA_STATIC_SHARED = 8 * 1024,  /* bytes, at least what a kernel declares itself */
-    WEFT__CUDA_LEGS = 2,                  /* inputs; sums of two-shot reductions */
-    WEFT__CUDA_SECTIONS_MAX = 16,         /* of a leg */
-    WEFT__CUDA_HEAD_BYTES = 512,          /* flags of a slot that copy engines fill */
+    WEFT__CUDA_ROWS_MAX = 2048,            /* of one launch */
+    WEFT__CUDA_PACKED_BYTES = 2048 * 1024, /* of a half slot: 1 MiB of data */
+    WEFT__CUDA_BLOCKS_MAX = 2048,          /* of one launch; each has a flag */
+    WEFT__CUDA_STATIC_SHARED = 8 * 1024,   /* bytes, at least what a kernel declares itself */
+    WEFT__CUDA_LEGS = 2,                   /* inputs; sums of two-shot reductions */
+    WEFT__CUDA_SECTIONS_MAX = 16,          /* of a leg */
+    WEFT__CUDA_HEAD_BYTES = 512,           /* flags of a slot that copy engines fill */
 };
 
 /* Memory of one channel that peers use: this rank's own; and, when ranks are processes, all
@@ -29,9 +29,10 @@ struct weft__cuda_memory {
 struct weft__cuda_rank {
     struct weft__cuda_device device;
     CUstream stream;
-    CUstream out; /* of sending; forked from the stream and joined again in every operation */
-    /* by section: sent from here, of both legs; summed; last: forking */
-    CUevent sent[WEFT__CUDA_LEGS][WEFT__CUDA_SECTIONS_MAX], summed[WEFT__CUDA_SECTIONS_MAX], fork;
+    CUstream out, in; /* of copies; forked from the stream and joined again in every operation */
+    /* by section: sent from here, of both legs; fetched from host memory; summed; last: forking */
+    CUevent sent[WEFT__CUDA_LEGS][WEFT__CUDA_SECTIONS_MAX], fetched[WEFT__CUDA_SECTIONS_MAX],
+        summed[WEFT__CUDA_SECTIONS_MAX], fork;
     struct weft__nccl *nccl;               /* NULL: not there, or the ranks share devices */
     bool processes;                        /* ranks are, not threads of one */
     void *registered[WEFT_COMM_RANKS_MAX]; /* control blocks of segments, pinned */

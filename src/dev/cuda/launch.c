@@ -185,18 +185,25 @@ static int instance_of(weft_dtype dtype, bool one, enum weft__cuda_wire wire)
     return 6 * dtype_index(dtype) + (one ? 0 : 3) + (int)wire - WEFT__CUDA_PACKED;
 }
 
-/* A row over `cluster` blocks. lean: no two-shot, no mixture, of which kernels whose warps have one
- * group know nothing. */
-static struct shape shape_of(weft_dtype dtype, int64_t hidden, enum weft__cuda_wire wire,
-                             int cluster, bool lean)
+/* What a launch is shaped for. */
+struct work {
+    weft_dtype dtype;
+    enum weft__cuda_wire wire;
+    int64_t tokens, hidden;
+    bool far;
+    bool lean; /* no two-shot, no mixture: kernels whose warps have one group know neither */
+};
+
+/* A row over `cluster` blocks. */
+static struct shape shape_of(const struct work *work, int cluster)
 {
-    int groups = (int)weft__ceil_div(hidden, WEFT__CUDA_GROUP),
-        chunk_bytes = dtype == WEFT_F32 ? 32 : 16;
+    int groups = (int)weft__ceil_div(work->hidden, WEFT__CUDA_GROUP),
+        chunk_bytes = work->dtype == WEFT_F32 ? 32 : 16;
     int each = (int)weft__ceil_div(groups, cluster * (WEFT__CUDA_THREADS / 32)); /* of a warp */
     int warps = (int)weft__ceil_div(groups, cluster * each);
-    bool one = each == 1 && lean;
-    int stage_bytes = wire == WEFT__CUDA_DENSE ? warps * WEFT__CUDA_STAGE_BYTES : 0;
-    return (struct shape){.instance = instance_of(dtype, one, wire),
+    bool one = each == 1 && work->lean;
+    int stage_bytes = work->wire == WEFT__CUDA_DENSE ? warps * WEFT__CUDA_STAGE_BYTES : 0;
+    return (struct shape){.instance = instance_of(work->dtype, one, work->wire),
                           .cluster = cluster,
                           .threads = 32 * warps,
                           .shared_bytes =
@@ -216,21 +223,20 @@ static int cluster_for(const struct weft__comm_kernels *k, int64_t tokens, bool 
 /* Small grids are chained: a waiting successor has room beside each of them. Large ones take all
  * the room there is, and let the next kernel come when all their blocks have stored their outputs,
  * which they can only when all peers' blocks have been at work. */
-static bool choose_shape(struct weft__comm_kernels *k, weft_dtype dtype, int64_t tokens,
-                         int64_t hidden, enum weft__cuda_wire wire, bool far, bool lean,
-                         struct shape *out)
+static bool choose_shape(struct weft__comm_kernels *k, const struct work *work, struct shape *out)
 {
     enum { FAR_BLOCKS = 16 }; /* over a slow link, a block's fence costs more than its work */
     const struct weft__cuda_tuning *tuning = &k->tuning;
-    bool slow = far && wire == WEFT__CUDA_PLAIN;
+    bool slow = work->far && work->wire == WEFT__CUDA_PLAIN;
+    int64_t tokens = work->tokens, groups = weft__ceil_div(work->hidden, WEFT__CUDA_GROUP);
     int cluster = cluster_for(k, tokens, slow);
     if (tuning->cluster > 0) cluster = tuning->cluster;
-    while (cluster > weft__ceil_div(hidden, WEFT__CUDA_GROUP)) cluster /= 2; /* each has a group */
+    while (cluster > groups) cluster /= 2; /* each has a group */
     for (; cluster >= 1; cluster /= 2) {
-        struct shape shape = shape_of(dtype, hidden, wire, cluster, lean);
+        struct shape shape = shape_of(work, cluster);
         int spare = k->rank->device.shared_max - WEFT__CUDA_STATIC_SHARED;
         int fit = shape.shared_bytes <= spare ? fit_of(k, &shape) : 0;
-        bool last = cluster == 1 || tuning->cluster > 0;
+        bool last = cluster <= 2 || tuning->cluster > 0;
         if (fit < 1 || (!last && fit / 2 < tokens)) continue;
         shape.chained = fit / 2 >= tokens;
         int64_t clusters = weft__max(1, weft__min(fit, tokens));
@@ -431,8 +437,9 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
     if (!choose_wire(k, args, rows, link->far != 0, &wire))
         return refuse(k, "CUDA: the message is too long for the form asked for");
     struct shape shape;
-    if (!choose_shape(k, op->dtype, rows, op->hidden, wire, link->far != 0, &shape))
-        return refuse(k, no_room);
+    struct work work = {op->dtype,  wire,           rows,
+                        op->hidden, link->far != 0, !args->post.two_shot && op->moe.top_k == 0};
+    if (!choose_shape(k, &work, &shape)) return refuse(k, no_room);
     struct weft__cuda_reduce_args a = {
         .link = *link,
         .two_shot = args->post.two_shot,
@@ -488,8 +495,9 @@ void weft__cuda_reduce_alone(struct weft__comm_kernels *k, struct weft__cuda_red
                              weft_dtype dtype)
 {
     struct shape shape;
-    if (!choose_shape(k, dtype, a->tokens, a->hidden, WEFT__CUDA_PLAIN, false, &shape))
-        return refuse(k, no_room);
+    struct work work = {
+        dtype, WEFT__CUDA_PLAIN, a->tokens, a->hidden, false, !a->two_shot && a->top_k == 0};
+    if (!choose_shape(k, &work, &shape)) return refuse(k, no_room);
     shape.chained = false;
     a->cluster = shape.cluster;
     a->section = 4;
