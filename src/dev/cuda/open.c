@@ -82,10 +82,11 @@ static struct weft__comm_rank *control_of(const struct weft__comm_link *link)
 static CUresult make_streams(struct weft__cuda_rank *rank)
 {
     const struct weft__cuda_driver *driver = &rank->device.driver;
-    CUevent *const events[] = {rank->sent[0], rank->sent[1], rank->summed};
+    CUevent *const events[] = {rank->sent[0], rank->sent[1], rank->fetched, rank->summed};
     const unsigned how = CU_STREAM_NON_BLOCKING;
     CUresult result = driver->stream_create(&rank->stream, how);
     if (result == CUDA_SUCCESS) result = driver->stream_create(&rank->out, how);
+    if (result == CUDA_SUCCESS) result = driver->stream_create(&rank->in, how);
     for (size_t i = 0; i < WEFT__COUNT(events); i++)
         for (int s = 0; s < WEFT__CUDA_SECTIONS_MAX && result == CUDA_SUCCESS; s++)
             result = driver->event_create(&events[i][s], CU_EVENT_DISABLE_TIMING);
@@ -96,9 +97,10 @@ static CUresult make_streams(struct weft__cuda_rank *rank)
 static void drop_streams(struct weft__cuda_rank *rank)
 {
     const struct weft__cuda_driver *driver = &rank->device.driver;
-    const CUevent *const events[] = {rank->sent[0], rank->sent[1], rank->summed};
+    const CUevent *const events[] = {rank->sent[0], rank->sent[1], rank->fetched, rank->summed};
     if (rank->stream != NULL) (void)driver->stream_destroy(rank->stream);
     if (rank->out != NULL) (void)driver->stream_destroy(rank->out);
+    if (rank->in != NULL) (void)driver->stream_destroy(rank->in);
     for (size_t i = 0; i < WEFT__COUNT(events); i++)
         for (int s = 0; s < WEFT__CUDA_SECTIONS_MAX; s++)
             if (events[i][s] != NULL) (void)driver->event_destroy(events[i][s]);

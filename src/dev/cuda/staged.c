@@ -1,28 +1,28 @@
 /* staged.c: operations whose bytes copy engines or NCCL move, for large messages.
  *
  * A message is cut into sections, so that both directions of a link and the sums are at work at
- * once. A second stream is forked from the rank's and joined again, so that it can be captured:
+ * once. Streams are forked from the rank's and joined again, so that it can be captured:
  *
  *     stream   meet | await 0, work 0 | await 1, work 1 | ...                                | end
  *     out           | send 0, send 1, ...; two-shot: sums of section i, when work i has made them
+ *     in            | copy-host: fetch 0 after await 0, ...; work is a section behind
  *
  * send    copy: to the peer's slot and, after it, a flag. copy-host: to this rank's pinned memory,
  *         once, and a flag there. nccl: sends and receives of all pairs at once.
- * await   those flags; copy-host: then an engine fetches the section into this rank's memory.
+ * await   those flags. fetch: from pinned memory into this rank's slot.
  * work    the kernels of launch.c, alone, on what has arrived: a fused one-shot reduction; or a sum
- * of this rank's share, and after the second leg norm and quantisation of all. copy-host does that
- * of the last leg at once, when all is there: it would hold up the fetching.
+ * of this rank's share, and after the second leg norm and quantisation of all.
  *
- * Nobody may overwrite what is still read: all ranks have met when the first byte is sent, so what
+ * Nobody overwrites what is still read: all ranks have met when the first byte is sent, so what
  * they did before is complete. Waits are those of kernels/copy.cu, with budgets; engines wait for
- * nobody, NCCL only after all have met. Streams come back in the order in which they were enqueued,
- * so there is no circle even when the driver makes one queue of several streams: all sends of a leg
- * come first. */
+ * nobody, NCCL only after all have met. A driver may make one queue of several streams, one after
+ * the other as they were made or stream by stream: so nothing that others wait for comes after a
+ * wait of this rank's on a stream, but the sums of a two-shot reduction, which come after all its
+ * inputs. */
 #include "base/numerics.h"
 #include "comm.h"
 
 enum { SUMS = 1 }; /* the second leg */
-enum { ALL = -1 }; /* instead of a section */
 
 /* What a rank sends another: bytes of the message. */
 struct part {
@@ -61,13 +61,13 @@ static struct part move_part(const struct job *job, int from, int section)
 {
     const struct weft__comm_move_args *args = job->move;
     uint64_t piece = (args->bytes + (uint64_t)job->sections - 1) / (uint64_t)job->sections;
-    piece = section == ALL ? args->bytes : (piece + 15) / 16 * 16;
+    piece = (piece + 15) / 16 * 16;
     uint64_t line = args->post.op == WEFT__BROADCAST
                         ? (from == args->root ? args->first + args->bytes : 0)
                         : args->row_bytes[from] * (uint64_t)args->rows;
     uint64_t end = line > args->first ? line - args->first : 0; /* of the message */
     if (end > args->bytes) end = args->bytes;
-    uint64_t at = section == ALL ? 0 : piece * (uint64_t)section;
+    uint64_t at = piece * (uint64_t)section;
     if (at >= end) return (struct part){0};
     return (struct part){at, end - at < piece ? end - at : piece};
 }
@@ -87,7 +87,6 @@ static int64_t wanted_of(const struct job *job, int rank, int64_t *first)
 static int64_t rows_of(const struct job *job, int rank, int section, int64_t *first)
 {
     int64_t rows = wanted_of(job, rank, first), each = weft__ceil_div(rows, job->sections);
-    if (section == ALL) return rows;
     int64_t at = weft__min(each * section, rows);
     *first += at;
     return weft__min(each, rows - at);
@@ -118,6 +117,12 @@ static CUstream out_of(const struct job *job)
 {
     const struct weft__cuda_rank *rank = job->k->rank;
     return rank->sharers > 1 ? rank->stream : rank->out;
+}
+
+static CUstream in_of(const struct job *job)
+{
+    const struct weft__cuda_rank *rank = job->k->rank;
+    return rank->sharers > 1 ? rank->stream : rank->in;
 }
 
 static uint64_t flag_at(int leg, int section)
@@ -245,17 +250,21 @@ static void step(struct job *job, enum weft__cuda_step what, int leg, int sectio
 static void receive(struct job *job, int leg, int section)
 {
     const struct weft__cuda_rank *rank = job->k->rank;
+    const struct weft__cuda_driver *driver = driver_of(job);
     if (job->path == WEFT_PATH_NCCL) {
-        check(job, driver_of(job)->stream_wait(rank->stream, rank->sent[leg][section], 0));
+        check(job, driver->stream_wait(rank->stream, rank->sent[leg][section], 0));
         return;
     }
     step(job, WEFT__CUDA_AWAIT, leg, section);
     if (job->path != WEFT_PATH_COPY_HOST) return;
+    check(job, driver->event_record(rank->fork, rank->stream));
+    check(job, driver->stream_wait(in_of(job), rank->fork, 0));
     for (int i = 1; i < job->k->link.size; i++) {
         int from = (job->k->link.rank + i) % job->k->link.size;
         struct part part = part_of(job, leg, from, job->k->link.rank, section);
-        copy(job, target_of(job, leg, from), host_at(job, from, leg), part, rank->stream);
+        copy(job, target_of(job, leg, from), host_at(job, from, leg), part, in_of(job));
     }
+    check(job, driver->event_record(rank->fetched[section], in_of(job)));
 }
 
 /* ---- work ---- */
@@ -320,9 +329,11 @@ static void work(struct job *job, int leg, int section)
 {
     const struct weft__cuda_rank *rank = job->k->rank;
     const struct weft__cuda_driver *driver = driver_of(job);
+    if (job->path == WEFT_PATH_COPY_HOST)
+        check(job, driver->stream_wait(rank->stream, rank->fetched[section], 0));
     /* The output may be the input: what it overwrites has been sent. Rows of a reduce_scatter are
      * elsewhere in it. */
-    int sent = job->scatter || section == ALL ? job->sections - 1 : section;
+    int sent = job->scatter ? job->sections - 1 : section;
     if (job->reduce != NULL && job->reduce->op.y == job->reduce->op.x)
         check(job, driver->stream_wait(rank->stream, rank->sent[0][sent], 0));
     if (job->move != NULL)
@@ -356,7 +367,7 @@ static void run(struct job *job)
     const struct weft__cuda_rank *rank = job->k->rank;
     const struct weft__cuda_driver *driver = driver_of(job);
     int legs = job->two_shot ? WEFT__CUDA_LEGS : 1;
-    bool host = job->path == WEFT_PATH_COPY_HOST;
+    int behind = job->path == WEFT_PATH_COPY_HOST; /* the next is awaited while one is fetched */
     CUcontext popped;
     (void)driver->context_push(rank->device.context);
     if (job->reduce != NULL && job->reduce->op.moe.top_k > 0) form(job);
@@ -364,14 +375,11 @@ static void run(struct job *job)
     check(job, driver->event_record(rank->fork, rank->stream));
     check(job, driver->stream_wait(out_of(job), rank->fork, 0));
     for (int i = 0; i < job->sections; i++) send(job, 0, i);
-    for (int leg = 0; leg < legs; leg++) {
-        bool whole = host && leg == legs - 1; /* fetching is not held up by work */
-        for (int i = 0; i < job->sections; i++) {
-            receive(job, leg, i);
-            if (!whole) work(job, leg, i);
+    for (int leg = 0; leg < legs; leg++)
+        for (int i = 0; i < job->sections + behind; i++) {
+            if (i < job->sections) receive(job, leg, i);
+            if (i >= behind) work(job, leg, i - behind);
         }
-        if (whole) work(job, leg, ALL);
-    }
     check(job, driver->stream_wait(rank->stream, rank->sent[legs - 1][job->sections - 1], 0));
     step(job, WEFT__CUDA_END, 0, 0);
     (void)driver->context_pop(&popped);
