@@ -286,7 +286,8 @@ static weft_status host(struct weft__meeting *m, const struct sockaddr_un *addre
     }
     if (status == WEFT_OK) status = introduce(m, err);
     if (status != WEFT_OK && err != NULL) {
-        const struct news news = {.failed = true, .error = *err};
+        struct news news = {.failed = true, .error = *err};
+        if (status != WEFT_TIMEOUT) news.error.status = WEFT_PEER; /* it is rank 0's to report */
         tell_all(m, &news);
     }
     close_fd(&m->listener);
@@ -300,7 +301,8 @@ static weft_status knock(struct weft__meeting *m, const struct sockaddr_un *addr
     static const struct timespec retry = {.tv_nsec = RETRY_NS};
     const struct hello hello = hello_of(m);
     for (;;) {
-        int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        /* Blocking, it would wait for a listener that accepts nobody. */
+        int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd < 0) return fail_system(m, "socket", err);
         if (connect(fd, (const struct sockaddr *)address, len) == 0) {
             m->peer[0] = fd;

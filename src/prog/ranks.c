@@ -32,6 +32,14 @@ static bool start_processes(const char *command, const char *dir, struct weft__e
 {
     static char name[64];
     pid_t parent = getpid();
+    struct weft__solo model;
+    weft_error err;
+    /* What is wrong with the model is said once, before there are ranks to say it. */
+    if (weft__solo_open(dir, &model, &err) != WEFT_OK) {
+        *status = weft__report(command, &err);
+        return false;
+    }
+    weft__solo_close(&model);
     (void)snprintf(name, sizeof name, "unix:%d-%llx", (int)parent,
                    (unsigned long long)weft__now_ns());
     flags->rendezvous = name;

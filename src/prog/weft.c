@@ -39,9 +39,21 @@ static int finish(const char *word, int status)
     return WEFT__EXIT_FAILED;
 }
 
+/* Weights are read through mappings. The signal's default action follows when this returns. */
+static void tell_bus_error(int signal)
+{
+    static const char text[] =
+        "weft: bus error: a model file was cut short or cannot be read any more while in use\n";
+    (void)signal;
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written;
+}
+
 /* What the process was started with, made safe. */
 static void prepare_process(void)
 {
+    const struct sigaction tell = {.sa_handler = tell_bus_error, .sa_flags = (int)SA_RESETHAND};
+    (void)sigaction(SIGBUS, &tell, NULL);
     /* A reader that goes away and a file that may not grow are errors of write, not our end. */
     (void)signal(SIGPIPE, SIG_IGN);
     (void)signal(SIGXFSZ, SIG_IGN);

@@ -52,6 +52,7 @@ mkfifo "$scratch/m/config.json"
 expect 1 'config.json' "$weft" check "$scratch/m"
 model llama
 expect 1 'tokenizer' "$weft" run "$scratch/m" "Hello"
+expect 1 'no-such' "$weft" check "$scratch/no-such" --ranks processes --tp 4
 model llama
 rm "$scratch/m/reference.safetensors"
 expect 1 'reference.safetensors' "$weft" check "$scratch/m"
@@ -128,6 +129,24 @@ if [ $code != 1 ] || ! grep -q 'File too large' "$scratch/err" || ls -d "$scratc
     echo "FAILED: synth with a limit of file sizes: exit $code"
     failures=$((failures + 1))
 fi
+# A file that shrinks while it is mapped: the signal it has to be, and why.
+cp -r "$root/models/atlas" "$scratch/shrinks"
+"$weft" serve "$scratch/shrinks" --port 0 2>"$scratch/err" &
+server=$!
+for _ in $(seq 100); do
+    grep -q 'ready' "$scratch/err" && break
+    sleep 0.1
+done
+truncate -s 500000 "$scratch/shrinks/model.safetensors"
+curl -sS "$(sed -n 's|.*\(http://[^/]*\)/.*|\1|p' "$scratch/err" | head -1)/v1/completions" -d '{"prompt": "a"}' \
+    >"$scratch/out" 2>&1 || true
+code=0
+wait $server || code=$?
+if [ $code != 135 ] || ! grep -q 'model file was cut short' "$scratch/err"; then
+    echo "FAILED: a model file that shrinks: exit $code: $(tail -1 "$scratch/err")"
+    failures=$((failures + 1))
+fi
+
 # Sockets and files do not take the numbers of closed standard streams.
 "$weft" serve "$root/models/atlas" --port 0 <&- >&- 2>&- &
 server=$!

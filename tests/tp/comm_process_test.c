@@ -75,6 +75,38 @@ static void missing_ranks_are_named(void **state)
     assert_reopens(&p);
 }
 
+static socklen_t address_of(const struct rank_processes *p, struct sockaddr_un *address)
+{
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    int len = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "weft/%s", p->name + 5);
+    return (socklen_t)(sizeof address->sun_family + 1 + (size_t)len);
+}
+
+/* A rank 0 that has stopped, while many knock. */
+static void a_deaf_listener_is_given_up(void **state)
+{
+    (void)state;
+    struct rank_processes p;
+    struct sockaddr_un address;
+    int guest[8], guests = 0, listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    prepare(&p, 2);
+    socklen_t len = address_of(&p, &address);
+    assert_int_equal(bind(listener, (struct sockaddr *)&address, len), 0);
+    assert_int_equal(listen(listener, 0), 0);
+    do {
+        assert_true(guests < 8);
+        guest[guests] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    } while (connect(guest[guests++], (struct sockaddr *)&address, len) == 0);
+    uint64_t start = weft__now_ns();
+    processes_start(&p, 2, sum_once, NULL);
+    processes_wait(&p, 2);
+    assert_true(weft__now_ns() - start < (uint64_t)(BUDGET_MS + 5 * LATE_MS) * 1000000);
+    assert_error(&p, 1, WEFT_TIMEOUT, "did not open within 1000 ms");
+    while (guests > 0) (void)close(guest[--guests]);
+    (void)close(listener);
+    assert_reopens(&p);
+}
+
 static void strangers_are_sent_away(void **state)
 {
     (void)state;
@@ -88,13 +120,11 @@ static void strangers_are_sent_away(void **state)
     processes_start(&other, 2, sum_once, NULL);
     processes_wait(&other, 2);
     assert_error(&other, 1, WEFT_INVALID, "comes to a world of 3 ranks, rank 0 made one of 2");
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int len = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "weft/%s", p.name + 5);
+    struct sockaddr_un address;
+    socklen_t len = address_of(&p, &address);
     for (int i = 0; i < 2; i++) {
         int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-        assert_int_equal(connect(fd, (struct sockaddr *)&address,
-                                 (socklen_t)(sizeof address.sun_family + 1 + (size_t)len)),
-                         0);
+        assert_int_equal(connect(fd, (struct sockaddr *)&address, len), 0);
         if (i == 0) assert_int_equal(write(fd, "GET / HTTP/1.1", 14), 14);
         (void)close(fd);
     }
@@ -377,6 +407,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(missing_ranks_are_named),
+        cmocka_unit_test(a_deaf_listener_is_given_up),
         cmocka_unit_test(strangers_are_sent_away),
         cmocka_unit_test(names_and_ranks_are_taken_once),
         cmocka_unit_test(wrong_rendezvous),
