@@ -22,7 +22,8 @@ struct weft__session {
 struct weft__tuning {
     uint32_t first_epoch; /* 0: 1 */
     bool portable;        /* no vector instructions beyond the baseline */
-    int plan_ms; /* to measure ways for; 0: 400; < 0: no plan, AUTO is the device's guess */
+    weft_path spoilt; /* known data of this path arrives spoilt at the last rank; AUTO: of none */
+    int plan_ms;      /* to measure ways for; 0: 400; < 0: no plan, AUTO is the device's guess */
 };
 
 /* How an operation goes. */

@@ -159,6 +159,7 @@ static weft_status comm_start(weft_comm *comm, weft_error *err)
     comm->algorithm = world->options.algorithm;
     link->device = world->device[weft__comm_world_rank(comm)];
     link->path = world->options.path;
+    if (link->rank == link->size - 1) link->spoilt = world->tuning.spoilt;
     WEFT__TRY(comm->dev->open(link, world->tuning.portable, &comm->kernels, err));
     if (comm->dev == &weft__cpu_comm) return WEFT_OK;
     weft_status status = weft__cpu_comm.open(link, world->tuning.portable, &comm->host, err);

@@ -158,8 +158,9 @@ struct weft__comm_link {
     uint64_t message_bytes;
     uint64_t timeout_ns;
     uint32_t first_epoch;
-    int32_t device; /* CUDA ordinal of this rank */
-    weft_path path; /* asked for, between GPUs */
+    int32_t device;   /* CUDA ordinal of this rank */
+    weft_path path;   /* asked for, between GPUs */
+    weft_path spoilt; /* tests: known data arrives spoilt here over this path; AUTO: over none */
 };
 
 enum { WEFT__STAGING_MESSAGES = 4 };

@@ -231,6 +231,38 @@ static void missing_device_is_named(void **state)
     weft_world_destroy(world);
 }
 
+static weft_status take_part_without(struct gpu_rank *self, weft_error *err)
+{
+    weft_path path = *(const weft_path *)self->arg;
+    if (self->comm->kernels->usable >> path & 1)
+        return weft__fail(err, WEFT_INTERNAL, "path %d passed its check", (int)path);
+    return allreduce(self, HIDDEN, err);
+}
+
+/* Of one rank, the last, the data that a path brought is not what was sent. */
+static void spoilt_path_is_refused_or_left(void **state)
+{
+    static const char *const texts[] = {
+        [WEFT_PATH_PUSH] = "the path \"push\" was asked for, but does not work for rank 2",
+        [WEFT_PATH_PULL] = "the path \"pull\" was asked for, but does not work for rank 2",
+        [WEFT_PATH_HOST] = "the path \"host\" was asked for, but does not work for rank 2"};
+    const struct gpu_place *place = *state;
+    for (weft_path path = WEFT_PATH_PUSH; path <= WEFT_PATH_HOST; path++) {
+        weft_world_options options = {
+            .size = P, .cuda_devices = place->ordinal, .timeout_ms = BUDGET_MS};
+        struct weft__tuning tuning = {.spoilt = path, .plan_ms = -1};
+        weft_world *any = world_of(options, tuning);
+        gpu_ranks_succeed(any, P, take_part_without, &path, ARENA_BYTES);
+        weft_world_destroy(any);
+        options.path = path;
+        weft_world *named = world_of(options, tuning);
+        struct rank_result results[WEFT__MAX_RANKS];
+        ranks_run_some(named, all_ranks(P), nothing, NULL, results);
+        for (int r = 0; r < P; r++) says(&results[r], WEFT_UNSUPPORTED, texts[path]);
+        weft_world_destroy(named);
+    }
+}
+
 int main(void)
 {
     struct gpu_place place = gpu_place_or_skip("comm_cuda_faults");
@@ -243,6 +275,7 @@ int main(void)
         cmocka_unit_test_prestate(too_many_blocks_are_refused, &place),
         cmocka_unit_test_prestate(nccl_is_ended, &place),
         cmocka_unit_test_prestate(missing_device_is_named, &place),
+        cmocka_unit_test_prestate(spoilt_path_is_refused_or_left, &place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -358,7 +358,7 @@ static void bits_are_the_cpus(void **state)
             (weft_world_options){.size = p, .cuda_devices = place->ordinal, .timeout_ms = 20000},
             tuning);
         weft_world *cpu = world_of((weft_world_options){.size = p}, (struct weft__tuning){0});
-        int cases = place->brief ? 6 : CASES;
+        int cases = place->brief > 0 ? place->brief : CASES;
         struct job job = {cpu, p, cases, 77 + (uint64_t)p};
         uint64_t begun = weft__now_ns();
         gpu_ranks_succeed(gpu, p, run_cases, &job, ARENA_BYTES);
@@ -386,7 +386,7 @@ static void bytes_arrive(void **state)
 int main(int argc, char **argv)
 {
     struct gpu_place place = gpu_place_or_skip("comm_cuda_numbers");
-    place.brief = argc > 1 && strcmp(argv[1], "--short") == 0;
+    if (argc > 2 && strcmp(argv[1], "--short") == 0) place.brief = (int)strtol(argv[2], NULL, 10);
     const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(bytes_arrive, &place),
                                        cmocka_unit_test_prestate(bits_are_the_cpus, &place)};
     return cmocka_run_group_tests(tests, NULL, NULL);

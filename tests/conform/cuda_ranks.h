@@ -10,7 +10,7 @@
 struct gpu_place {
     int devices;
     int ordinal[WEFT__MAX_RANKS];
-    bool brief; /* under a tool that makes everything slow */
+    int brief; /* under a tool that makes everything slow: so few cases; else 0 */
 };
 
 /* Has to come before the first CUDA call: the driver reads the variable once. */

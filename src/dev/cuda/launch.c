@@ -446,7 +446,7 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
         .cluster = shape.cluster,
         .late_release = tuning->late || !shape.chained,
     };
-    int64_t each = weft__ceil_div(rows, shape.clusters); /* rows of a cluster */
+    int64_t each = weft__max(1, weft__ceil_div(rows, shape.clusters)); /* rows of a cluster */
     a.section = tuning->section > 0 ? tuning->section : (int32_t)weft__min(SECTION, each);
     if (wire == WEFT__CUDA_PLAIN && op->moe.top_k == 0)
         a.own = link->push ? 1 + link->rank : link->sends == 2 ? 2 : 0;

@@ -379,6 +379,8 @@ static weft_status check_path(struct weft__comm_kernels *k, weft_path path, CUde
                           "kernels do not run at the same time; ranks that share a device need "
                           "CUDA_DEVICE_MAX_CONNECTIONS=32 and nothing else at work there",
                           k->link.world_rank[k->link.rank]);
+    if (k->link.spoilt == path)
+        WEFT__CUDA_TRY(driver, set_u8(scratch + BYTES, 0xff, 1), "spoiling a pattern", err);
     *works = true;
     for (int m = 0; m < k->link.size; m++) {
         WEFT__CUDA_TRY(driver, to_host(seen, scratch + (CUdeviceptr)(m + 1) * BYTES, BYTES),
@@ -471,19 +473,23 @@ static weft_status connect_nccl(struct weft__comm_kernels *k, weft_error *err)
     weft_error *why = &mine->nccl;
     bool wanted = k->link.path == WEFT_PATH_AUTO || k->link.path == WEFT_PATH_NCCL;
     if (!wanted || k->link.size == 1)
-        (void)weft__fail(why, WEFT_UNSUPPORTED, "NCCL was not asked for");
+        (void)weft__fail(why, WEFT_UNSUPPORTED, "NCCL is not wanted");
     else if (k->rank->sharers > 1)
         (void)weft__fail(why, WEFT_UNSUPPORTED, "NCCL wants a CUDA device for each rank");
     else
         k->rank->nccl = weft__nccl_load(k->link.rank == 0, mine->nccl_id, why);
     announce(&k->link, LOADED);
     WEFT__TRY(await_all(&k->link, LOADED, err));
+    bool all = true;
     for (int m = 0; m < k->link.size; m++)
-        if (offer_of(&k->link, m)->nccl.status != WEFT_OK) return WEFT_OK;
+        all = all && offer_of(&k->link, m)->nccl.status == WEFT_OK;
     weft_status status =
-        weft__nccl_open(k->rank->nccl, &k->link, offer_of(&k->link, 0)->nccl_id, why);
+        all ? weft__nccl_open(k->rank->nccl, &k->link, offer_of(&k->link, 0)->nccl_id, why)
+            : WEFT_UNSUPPORTED;
     if (status == WEFT_OK) status = try_nccl(k, why);
-    if (status != WEFT_OK) weft__nccl_abort(k->rank->nccl);
+    if (status == WEFT_OK) return WEFT_OK;
+    weft__nccl_close(k->rank->nccl);
+    k->rank->nccl = NULL;
     return WEFT_OK;
 }
 
@@ -502,7 +508,7 @@ static weft_status try_paths(struct weft__comm_kernels *k, bool peers, weft_erro
     struct offer *mine = offer_of(&k->link, k->link.rank);
     uint32_t can = 1u << WEFT_PATH_HOST | 1u << WEFT_PATH_COPY_HOST, mask = 0;
     if (peers) can |= 1u << WEFT_PATH_PUSH | 1u << WEFT_PATH_PULL | 1u << WEFT_PATH_COPY;
-    if (mine->nccl.status == WEFT_OK) can |= 1u << WEFT_PATH_NCCL;
+    if (k->rank->nccl != NULL || k->link.size == 1) can |= 1u << WEFT_PATH_NCCL;
     mine->usable = can;
     announce(&k->link, CONNECTED);
     weft_status status = await_all(&k->link, CONNECTED, err);
