@@ -218,7 +218,7 @@ WEFT_API WEFT_CHECKED weft_status weft_comm_broadcast(weft_comm *comm, const wef
 WEFT_API WEFT_CHECKED weft_status weft_comm_barrier(weft_comm *comm, weft_error *err);
 
 /* ---- GPU ranks ----
- * Operations take device memory, aligned to 16 bytes, enqueue a kernel on the rank's stream and
+ * Operations take device memory, aligned to 16 bytes, enqueue their work on the rank's stream and
  * return; they can be captured into a CUDA graph, which replays as long as the communicator is
  * open. Failures come out of later calls. Ranks may share a device; then all of them must be able
  * to run at once. */
