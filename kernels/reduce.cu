@@ -4,7 +4,8 @@
  * blocks share the groups of a row, and the clusters of the grid share the rows. A rank of p moves,
  * with n bytes of input (packed data takes twice the bytes of plain data, dense
  * data a third more):
- *     one-shot   reads n, writes n to each slot, reads p * n from slots
+ *     one-shot   reads n, writes n to each slot, reads p * n from slots; or, plain data, reads x
+ *                once more in the place of its own slot
  *     two-shot   the same with n / p to each owner; then the owner's sums, again n / p to each
  *     afterwards reads the residual, writes residual_out, y, codes, scales
  * Order: see wait.cuh. Outputs may be the inputs: a row's results are stored by the thread that has

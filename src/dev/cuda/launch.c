@@ -405,7 +405,7 @@ static bool choose_wire(const struct weft__comm_kernels *k,
                         const struct weft__comm_reduce_args *args, int64_t rows, bool far,
                         enum weft__cuda_wire *out)
 {
-    enum { FEW = 256 * 1024, FEW_SHARED = 2048 * 1024 };
+    enum { FEW = 256 * 1024, FEW_SHARED = 2048 * 1024, DENSE_FAR = 768 * 1024 };
     uint64_t groups = (uint64_t)(rows * weft__ceil_div(args->op.hidden, WEFT__CUDA_GROUP)) *
                       (args->op.dtype == WEFT_F32 ? 2 : 1);
     bool twice = args->post.two_shot != 0, fits[WEFT__CUDA_PLAIN + 1] = {[WEFT__CUDA_PLAIN] = true};
@@ -415,12 +415,14 @@ static bool choose_wire(const struct weft__comm_kernels *k,
     if (*out != WEFT__CUDA_WIRE_AUTO) return fits[*out];
     *out = weft__way_form(args->way);
     if (*out != WEFT__CUDA_WIRE_AUTO && fits[*out]) return true;
-    uint64_t bytes = weft__cuda_wire_bytes(WEFT__CUDA_PACKED, groups, twice);
+    uint64_t packed = weft__cuda_wire_bytes(WEFT__CUDA_PACKED, groups, twice);
+    uint64_t dense = weft__cuda_wire_bytes(WEFT__CUDA_DENSE, groups, twice);
     bool shared = k->rank->sharers > 1; /* a device, whose memory moves all ranks' bytes */
-    bool few = shared ? bytes * (uint64_t)k->link.size <= FEW_SHARED : bytes <= FEW;
-    *out = few && (rows == 1 || !far)                   ? WEFT__CUDA_PACKED
-           : fits[WEFT__CUDA_DENSE] && (far || !shared) ? WEFT__CUDA_DENSE
-                                                        : WEFT__CUDA_PLAIN;
+    bool few = shared ? packed * (uint64_t)k->link.size <= FEW_SHARED : packed <= FEW;
+    uint64_t most = far ? DENSE_FAR : shared ? 0 : k->packed_bytes; /* in dense form */
+    *out = few && (rows == 1 || !far) ? WEFT__CUDA_PACKED
+           : dense <= most            ? WEFT__CUDA_DENSE
+                                      : WEFT__CUDA_PLAIN;
     return true;
 }
 
@@ -428,7 +430,7 @@ static bool choose_wire(const struct weft__comm_kernels *k,
 static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args,
                          int64_t first, int64_t rows)
 {
-    enum { SECTION = 4 };
+    enum { SECTION = 4, SECTION_TWO_SHOT = 8 }; /* two-shot has twice the fences */
     const weft_reduce *op = &args->op;
     const struct weft__cuda_tuning *tuning = &k->tuning;
     weft_path path = path_of(k, args->way);
@@ -446,8 +448,9 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
         .cluster = shape.cluster,
         .late_release = tuning->late || !shape.chained,
     };
+    int64_t most = args->post.two_shot ? SECTION_TWO_SHOT : SECTION;
     int64_t each = weft__max(1, weft__ceil_div(rows, shape.clusters)); /* rows of a cluster */
-    a.section = tuning->section > 0 ? tuning->section : (int32_t)weft__min(SECTION, each);
+    a.section = tuning->section > 0 ? tuning->section : (int32_t)weft__min(most, each);
     if (wire == WEFT__CUDA_PLAIN && op->moe.top_k == 0)
         a.own = link->push ? 1 + link->rank : link->sends == 2 ? 2 : 0;
     if (rows == 1) a.link.far = 0; /* looking with all lanes is quicker, and still cheap */
