@@ -8,7 +8,7 @@
 
 enum {
     DEFAULT_PROMPTS = 2048, /* tokens of a step beside those that running requests get */
-    OUTPUTS = 512, /* rows of a step with logits, if no more requests run: they are large */
+    OUTPUTS = 96, /* rows of a step with logits, if no more requests run: they are large */
     DEFAULT_RUNNING = 64,
     DEFAULT_QUEUE = 4096,
     MAX_THREADS = 1024,

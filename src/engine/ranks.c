@@ -300,7 +300,8 @@ static weft_status ranks_create(const struct weft__arch *arch, struct weft__chec
     all->options = *options;
     all->device = &weft__cpu;
     for (int i = 0; i < options->size; i++) all->rank[i] = (struct rank){.ranks = all, .index = i};
-    const size_t message = (size_t)options->limits.tokens * (size_t)arch->hidden * sizeof(float);
+    const int64_t rows = weft__min(options->limits.tokens, WEFT__BLOCK_ROWS);
+    const size_t message = (size_t)rows * (size_t)arch->hidden * sizeof(float);
     const weft_world_options world = {
         .size = options->size,
         .timeout_ms = options->timeout_ms,

@@ -265,15 +265,27 @@ static void attention_mla(struct weft__model *m, int64_t layer, const struct wef
 
 /* ---- feed-forward ---- */
 
-/* What down takes: silu(gate x) * up x, in rows of 2 I'. */
-static struct rows gated(struct weft__model *m, const struct weft__mlp_weights *mlp, int64_t tokens)
+/* A layer, for what computes some of its rows. */
+struct rows_of {
+    struct weft__model *m;
+    const struct weft__layer *l;
+};
+
+/* This rank's part of the dense feed-forward layer, or of the shared expert. */
+static void mlp(void *ctx, int64_t first, int64_t rows, void *out)
 {
-    struct weft__work *w = &m->work;
-    int64_t width = mlp->gate.rows;
-    linears(m, &mlp->gate, 2, (struct rows){w->hidden, m->arch->hidden, tokens}, w->gate_up);
-    RUN(m, silu_mul, .gate = w->gate_up, .up = w->gate_up + width, .x_stride = 2 * width,
-        .rows = tokens, .width = width, .y = w->gate_up, .y_stride = 2 * width);
-    return (struct rows){w->gate_up, 2 * width, tokens};
+    const struct rows_of *of = ctx;
+    struct weft__model *m = of->m;
+    const struct weft__mlp_weights *weights = &of->l->mlp;
+    int64_t hidden = m->arch->hidden, width = weights->gate.rows;
+    float *x = m->work.hidden + first * hidden, *y = out, *gate = m->work.gate_up;
+    for (int64_t n; rows > 0; rows -= n, x += n * hidden, y += n * hidden) {
+        n = weft__min(rows, WEFT__BLOCK_ROWS);
+        linears(m, &weights->gate, 2, (struct rows){x, hidden, n}, gate);
+        RUN(m, silu_mul, .gate = gate, .up = gate + width, .x_stride = 2 * width, .rows = n,
+            .width = width, .y = gate, .y_stride = 2 * width);
+        linears(m, &weights->down, 1, (struct rows){gate, 2 * width, n}, y);
+    }
 }
 
 static void experts(struct weft__model *m, const struct weft__layer *l, int64_t tokens)
@@ -321,66 +333,48 @@ static weft_reduce reduce_norm(const struct weft__model *m, int64_t tokens, cons
                          .y = m->work.hidden};
 }
 
-/* A product of which each rank has some columns, and so a part of every sum. */
-struct product {
-    int64_t layer;
-    const struct weft__matrix *w;
-    struct rows in;
-    const float *norm_weight;
-};
-
-struct partial { /* this rank's */
-    struct weft__model *m;
-    const struct weft__matrix *w;
-    struct input x;
-};
-
-static void partial_rows(void *ctx, int64_t first, int64_t rows, void *out)
+/* This rank's part of what attention gives. */
+static void attention_out(void *ctx, int64_t first, int64_t rows, void *out)
 {
-    const struct partial *p = ctx;
-    struct weft__model *m = p->m;
-    int64_t chunks = weft__ceil_div(p->w->cols, WEFT__INT8_COLUMNS);
-    RUN(m, linear, .w = p->w, .count = 1, .x = p->x.x + first * p->x.stride,
-        .x_int8 = p->x.x_int8 != NULL ? p->x.x_int8 + first * chunks : NULL,
-        .x_stride = p->x.stride, .tokens = rows, .y = out, .y_stride = p->w->rows);
+    const struct rows_of *of = ctx;
+    const struct weft__matrix *o = &of->l->o;
+    linear(of->m, o, of->m->work.heads + first * o->cols, rows, out);
 }
 
-/* reduce_norm of a layer's product: at once, or in tiles (tiling.c). */
-static weft_status linear_reduce_norm(struct weft__model *m, struct weft__tiling *tiling,
-                                      const struct product *product, weft_error *err)
+/* reduce_norm of rows that are computed for it: all at once, or in tiles (tiling.c). */
+static weft_status compute_reduce_norm(struct weft__model *m, enum weft__tiling_kind kind,
+                                       int64_t layer, int64_t tokens, const float *norm_weight,
+                                       weft_error *err)
 {
-    int64_t rows = product->in.count;
-    struct partial partial = {m, product->w, input_of(m, product->w, 1, product->in)};
-    weft_gemm_reduce op = {.reduce = reduce_norm(m, rows, product->norm_weight),
-                           .tile_rows = weft__tiling_choose(m, tiling, product->layer, rows),
-                           .compute = partial_rows,
-                           .ctx = &partial};
+    struct rows_of rows_of = {m, &m->weights.layer[layer]};
+    weft_gemm_reduce op = {.reduce = reduce_norm(m, tokens, norm_weight),
+                           .tile_rows = weft__tiling_choose(m, kind, layer, tokens),
+                           .compute = kind == WEFT__TILING_O ? attention_out : mlp,
+                           .ctx = &rows_of};
     uint64_t start = weft__now_ns();
     if (op.tile_rows > 0) {
         WEFT__TRY(weft_comm_gemm_allreduce(m->comm, &op, err));
     } else {
         void *x;
-        size_t bytes = (size_t)rows * (size_t)m->arch->hidden * sizeof(float);
+        size_t bytes = (size_t)tokens * (size_t)m->arch->hidden * sizeof(float);
         WEFT__TRY(weft_comm_input(m->comm, bytes, &x, err));
-        partial_rows(&partial, 0, rows, x);
+        op.compute(op.ctx, 0, tokens, x);
         op.reduce.x = x;
         WEFT__TRY(weft_comm_allreduce(m->comm, &op.reduce, err));
     }
-    weft__tiling_note(m, tiling, product->layer, rows, weft__now_ns() - start);
+    weft__tiling_note(m, kind, layer, tokens, weft__now_ns() - start);
     return WEFT_OK;
 }
 
 static weft_status attention_block(struct weft__model *m, int64_t layer,
                                    const struct weft__batch *batch, weft_error *err)
 {
-    const struct weft__layer *l = &m->weights.layer[layer];
     if (m->arch->mla)
         attention_mla(m, layer, batch);
     else
         attention_gqa(m, layer, batch);
-    const struct product o = {
-        layer, &l->o, {m->work.heads, l->o.cols, batch->tokens}, l->post_norm};
-    return linear_reduce_norm(m, &m->tiling[WEFT__TILING_O], &o, err);
+    return compute_reduce_norm(m, WEFT__TILING_O, layer, batch->tokens,
+                               m->weights.layer[layer].post_norm, err);
 }
 
 static weft_status mlp_block(struct weft__model *m, int64_t layer, int64_t tokens,
@@ -389,13 +383,10 @@ static weft_status mlp_block(struct weft__model *m, int64_t layer, int64_t token
     const struct weft__arch *a = m->arch;
     const struct weft__layer *l = &m->weights.layer[layer];
     struct weft__work *w = &m->work;
-    if (l->expert_gate == NULL) {
-        const struct product down = {layer, &l->mlp.down, gated(m, &l->mlp, tokens), next_norm};
-        return linear_reduce_norm(m, &m->tiling[WEFT__TILING_DOWN], &down, err);
-    }
+    if (l->expert_gate == NULL)
+        return compute_reduce_norm(m, WEFT__TILING_MLP, layer, tokens, next_norm, err);
     experts(m, l, tokens);
-    if (a->shared_intermediate > 0)
-        linears(m, &l->mlp.down, 1, gated(m, &l->mlp, tokens), w->shared);
+    if (a->shared_intermediate > 0) mlp(&(struct rows_of){m, l}, 0, tokens, w->shared);
     weft_reduce op = reduce_norm(m, tokens, next_norm);
     op.moe = (weft_moe){.top_k = a->experts_top,
                         .expert_rows = tokens * a->experts_top,
@@ -432,12 +423,11 @@ weft_status weft__model_forward(struct weft__model *m, const struct weft__batch 
         linear(m, &m->weights.lm_head, w->out_hidden, batch->outputs, w->out_part);
     }
     WEFT__TRY(m->device->core->sync(m->dev, err));
-    WEFT__TRY(weft_comm_all_gather(m->comm,
-                                   &(weft_gather){.rows = batch->outputs,
-                                                  .row_bytes_of = m->vocab_bytes,
-                                                  .in = w->out_part,
-                                                  .out = w->logits},
-                                   err));
+    const weft_gather all = {.rows = batch->outputs,
+                             .row_bytes_of = m->vocab_bytes,
+                             .in = w->out_part,
+                             .out = w->logits};
+    if (m->shard.size > 1) WEFT__TRY(weft_comm_all_gather(m->comm, &all, err));
     *logits = w->logits;
     return WEFT_OK;
 }

@@ -66,7 +66,7 @@ static void carve_mlp(struct carver *c, const struct weft__arch *a, const struct
                       const struct weft__model_limits *limits, struct weft__work *work)
 {
     int64_t t = limits->tokens, columns = max_columns(a, shard);
-    work->gate_up = floats(c, 2 * t * columns);
+    work->gate_up = floats(c, 2 * weft__min(t, WEFT__BLOCK_ROWS) * columns);
     if (a->experts == 0) return;
     int64_t pairs = t * a->experts_top;
     int64_t own = weft__shard_range(a->expert_intermediate, 16, 0, shard->size).count;
@@ -82,15 +82,16 @@ static void carve_mlp(struct carver *c, const struct weft__arch *a, const struct
     work->x_row = ints(c, pairs);
 }
 
-/* The widest input of a linear, in pieces of `unit` columns. */
-static int64_t widest_input(const struct weft__arch *a, const struct weft__shard *shard,
-                            const struct weft__model_limits *limits, int64_t unit)
+/* The largest input of a linear, in pieces of `unit` columns. */
+static int64_t largest_input(const struct weft__arch *a, const struct weft__shard *shard,
+                             const struct weft__model_limits *limits, int64_t unit)
 {
     int64_t own = weft__shard_range(a->expert_intermediate, 16, 0, shard->size).count;
-    int64_t width = weft__max(weft__max(a->hidden, a->q_lora), max_columns(a, shard));
-    width = weft__max(width, shard->heads.count * (a->mla ? a->value_dim : a->head_dim));
-    return limits->tokens *
-           weft__max(weft__ceil_div(width, unit), weft__ceil_div(own, unit) * a->experts_top);
+    int64_t heads = shard->heads.count * (a->mla ? a->value_dim : a->head_dim);
+    int64_t width = weft__ceil_div(weft__max(weft__max(a->hidden, a->q_lora), heads), unit);
+    width = weft__max(width, weft__ceil_div(own, unit) * a->experts_top);
+    return weft__max(limits->tokens * width, weft__min(limits->tokens, WEFT__BLOCK_ROWS) *
+                                                 weft__ceil_div(max_columns(a, shard), unit));
 }
 
 /* Attention, feed-forward and output never live at once: their parts overlap. */
@@ -103,12 +104,11 @@ static size_t carve_work(char *base, const struct weft__arch *a, const struct we
     work->hidden = floats(&c, t * a->hidden);
     work->cosine = floats(&c, t * a->rope.dim / 2);
     work->sine = floats(&c, t * a->rope.dim / 2);
-    work->logits = floats(&c, limits->outputs * a->vocab);
     if (limits->activations == WEFT_ACTIVATIONS_QUANTISED)
-        work->quantised = floats(&c, widest_input(a, shard, limits, 1));
+        work->quantised = floats(&c, largest_input(a, shard, limits, 1));
     if (limits->activations == WEFT_ACTIVATIONS_INT8)
         work->int8 =
-            carve(&c, widest_input(a, shard, limits, WEFT__INT8_COLUMNS), sizeof *work->int8);
+            carve(&c, largest_input(a, shard, limits, WEFT__INT8_COLUMNS), sizeof *work->int8);
     if (a->index_top > 0) { /* read again by the shared layers that follow */
         work->selected = ints(&c, t * weft__min(a->index_top, limits->context));
         work->selected_count = ints(&c, t);
@@ -119,7 +119,9 @@ static size_t carve_work(char *base, const struct weft__arch *a, const struct we
     carve_mlp(&c, a, shard, limits, work);
     c.used = shared;
     work->out_hidden = floats(&c, limits->outputs * a->hidden);
-    work->out_part = floats(&c, limits->outputs * shard->vocab.count);
+    work->logits = floats(&c, limits->outputs * a->vocab);
+    work->out_part =
+        shard->size > 1 ? floats(&c, limits->outputs * shard->vocab.count) : work->logits;
     return c.peak;
 }
 

@@ -152,7 +152,7 @@ struct weft__model_limits {
     int64_t pages;   /* KV pages */
     int64_t context; /* keys of a sequence, at most */
     weft_activations activations;
-    int64_t tile_rows; /* of products summed in tiles; 0: measured whether; < 0: none are */
+    int64_t tile_rows; /* of what is summed in tiles; 0: measured whether; < 0: nothing is */
 };
 
 struct weft__model_bytes { /* of one rank */
@@ -164,17 +164,21 @@ struct weft__model_bytes weft__model_measure(const struct weft__arch *arch,
                                              const struct weft__shard *shard,
                                              const struct weft__model_limits *limits);
 
-/* Borrows everything but limits. Collective: every rank of comm calls it. */
+/* Rows that a dense feed-forward layer computes, and a message of comm holds, at once. */
+enum { WEFT__BLOCK_ROWS = 512 };
+
+/* Borrows everything but limits. Collective: every rank of comm calls it. comm's messages hold
+ * WEFT__BLOCK_ROWS rows of the residual stream, or limits->tokens if that is less. */
 weft_status weft__model_open(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
                              const struct weft__device *device, struct weft__dev *dev,
                              weft_comm *comm, const struct weft__model_limits *limits,
                              struct weft__model **out, weft_error *err);
 void weft__model_close(struct weft__model *model);
 
-enum weft__tiling_kind { WEFT__TILING_O, WEFT__TILING_DOWN, WEFT__TILING_KINDS };
+enum weft__tiling_kind { WEFT__TILING_O, WEFT__TILING_MLP, WEFT__TILING_KINDS };
 
-struct weft__tiling_choice { /* of a kind of product that is summed over ranks */
-    float ratio;             /* its time in tiles / at once; 0: not measured */
+struct weft__tiling_choice { /* of o_proj, or of dense feed-forward layers (tiling.c) */
+    float ratio;             /* time of computing and summing in tiles / at once; 0: not measured */
     bool tiles;              /* what longer prompts do */
 };
 

@@ -25,14 +25,14 @@ struct weft__work {
     float *index_q, *index_k, *index_weight; /* [T, ih, id]; [T, id]; [T, ih] */
     int32_t *selected, *selected_count;      /* [T, top]; [T] */
     /* feed-forward */
-    float *gate_up;                              /* [T, 2, I'] */
+    float *gate_up;                              /* [B, 2, I']; B = min(T, BLOCK_ROWS) */
     float *shared;                               /* [T, H] */
     float *expert_gate, *expert_up, *expert_out; /* [T top, Im']; [T top, H] */
     float *router, *expert_weight;               /* [T, E]; [T, top] */
     int32_t *expert, *slot;                      /* [T, top] */
     int32_t *expert_offset, *x_row;              /* [E + 1]; [T top] */
     /* output, O rows */
-    float *out_hidden, *out_part, *logits; /* [O, H]; [O, V']; [O, V] */
+    float *out_hidden, *out_part, *logits; /* [O, H]; [O, V'], one rank: the logits; [O, V] */
 };
 
 struct weft__cache { /* one layer's pages; row strides in weft__model */
@@ -42,7 +42,7 @@ struct weft__cache { /* one layer's pages; row strides in weft__model */
 
 enum { WEFT__TILING_SAMPLES = 32 };
 
-/* How one kind of row-parallel product and the sum of its parts over ranks run. */
+/* How what is summed over ranks is computed (tiling.c). */
 struct weft__tiling {
     float *last;                       /* [layers] ns a row when the layer ran last */
     float ratio[WEFT__TILING_SAMPLES]; /* in tiles / at once, of a layer in two passes */
@@ -75,10 +75,10 @@ struct weft__model {
 };
 
 /* Rows of a tile; 0: at once. */
-int64_t weft__tiling_choose(const struct weft__model *m, const struct weft__tiling *tiling,
-                            int64_t layer, int64_t rows);
-/* After a product of `rows` rows. */
-void weft__tiling_note(const struct weft__model *m, struct weft__tiling *tiling, int64_t layer,
+int64_t weft__tiling_choose(const struct weft__model *m, enum weft__tiling_kind kind, int64_t layer,
+                            int64_t rows);
+/* After `rows` rows were computed and summed. */
+void weft__tiling_note(struct weft__model *m, enum weft__tiling_kind kind, int64_t layer,
                        int64_t rows, uint64_t ns);
 /* After all layers. */
 weft_status weft__tiling_decide(struct weft__model *m, int64_t rows, weft_error *err);

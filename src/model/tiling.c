@@ -1,8 +1,9 @@
-/* Row-parallel products and the sum of their parts over ranks: at once, or in tiles, each summed
- * while the next is computed. Both give the same bits; which is faster depends on the machine, on
- * how bytes travel and on how evenly ranks run. So the first prompts that are long enough show it:
- * from pass to pass each layer changes between the two, and the median of the ratios decides. Ranks
- * see the same passes, so they take the same turns; rank 0's times decide for all. */
+/* What attention and dense feed-forward layers give, and its sum over ranks: all rows at once, or
+ * in tiles, each summed while the next is computed. Both give the same bits; which is faster
+ * depends on the machine, on how bytes travel and on how evenly ranks run. So the first prompts
+ * that are long enough show it: from pass to pass each layer changes between the two, and the
+ * median of the ratios decides. Ranks see the same passes, so they take the same turns; rank 0's
+ * times decide for all. */
 #include <stdlib.h>
 
 #include "rank.h"
@@ -21,18 +22,19 @@ static bool turn(const struct weft__model *m, int64_t layer)
     return (layer + m->trials) % 2 != 0;
 }
 
-int64_t weft__tiling_choose(const struct weft__model *m, const struct weft__tiling *tiling,
-                            int64_t layer, int64_t rows)
+int64_t weft__tiling_choose(const struct weft__model *m, enum weft__tiling_kind kind, int64_t layer,
+                            int64_t rows)
 {
     if (m->limits.tile_rows > 0) return m->limits.tile_rows;
-    if (!tried(m, rows)) return 0;
-    bool tiles = tiling->median == 0 ? turn(m, layer) : tiling->median < GAIN;
-    return tiles ? TILE : 0;
+    float median = m->tiling[kind].median;
+    if (tried(m, rows) && (median == 0 ? turn(m, layer) : median < GAIN)) return TILE;
+    return rows > WEFT__BLOCK_ROWS ? WEFT__BLOCK_ROWS : 0;
 }
 
-void weft__tiling_note(const struct weft__model *m, struct weft__tiling *tiling, int64_t layer,
+void weft__tiling_note(struct weft__model *m, enum weft__tiling_kind kind, int64_t layer,
                        int64_t rows, uint64_t ns)
 {
+    struct weft__tiling *tiling = &m->tiling[kind];
     if (!tried(m, rows) || tiling->median != 0) return;
     float now = (float)ns / (float)rows, before = tiling->last[layer];
     /* The first pass may have waited for the weights to be read. */

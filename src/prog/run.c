@@ -128,13 +128,12 @@ static void print_stats(const struct run *run, const weft_generated *g)
         (void)fprintf(stderr, "rank %-3d collectives %.1f %% of step time, %.1f %% waiting\n", r,
                       100 * (double)s->collective_ns / busy, 100 * (double)s->wait_ns / busy);
     }
-    static const char *const products[] = {
-        [WEFT__TILING_O] = "o_proj", [WEFT__TILING_DOWN] = "down_proj"};
+    static const char *const kinds[] = {[WEFT__TILING_O] = "o_proj", [WEFT__TILING_MLP] = "mlp"};
     for (int kind = 0; kind < WEFT__TILING_KINDS; kind++) {
         const struct weft__tiling_choice *choice = &status.rank[0].tiling[kind];
         if (choice->ratio != 0)
             (void)fprintf(stderr, "tiles    %s and its sum: %.3f of the time at once, %s\n",
-                          products[kind], (double)choice->ratio,
+                          kinds[kind], (double)choice->ratio,
                           choice->tiles ? "used for prompts" : "not used");
     }
     (void)fprintf(stderr,
