@@ -33,7 +33,7 @@ static weft_status measure(const struct info *info, int size, struct rank_memory
     struct rank_memory most = {0};
     int64_t unit = weft__head_unit(info->checkpoint, &info->arch);
     const struct weft__model_limits limits = {
-        .tokens = 512, .outputs = 64, .pages = 1, .context = info->arch.context};
+        .tokens = 512, .outputs = 96, .pages = 1, .context = info->arch.context};
     for (int r = 0; r < size; r++) {
         struct weft__arena arena = {0};
         struct weft__weights weights;

@@ -13,3 +13,4 @@ grep -q Paris "$model.answer"
 golden=$2/tests/golden/perplexity
 python3 "$2/tests/e2e/perplexity.py" "$golden/alice.expected" smollm "$weft" perplexity "$model" "$golden/alice.txt" \
     -- "" "--tp 3"
+python3 "$2/tests/e2e/memory.py" "$weft" "$model"
