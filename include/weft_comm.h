@@ -153,7 +153,7 @@ typedef struct weft_reduce {
     bool norm;               /* RMSNorm */
     const void *norm_weight; /* [hidden], or NULL for ones */
     float norm_eps;
-    void *y;          /* [tokens, hidden], may be x itself, or NULL */
+    void *y;          /* [tokens, hidden], may be x itself (on GPUs: of allreduce), or NULL */
     weft_quant quant; /* further output */
 } weft_reduce;
 

@@ -72,9 +72,14 @@ status=0
 for what in "$@"; do
     case $what in
     test)
-        for source in tests/conform/comm_cuda_*_test.c; do
-            timeout 150 $build/"$(basename "$source" .c)" || touch $build/failed
-        done 2>&1 | tee "$out/test.log"
+        {
+            for source in tests/conform/comm_cuda_*_test.c; do
+                timeout 150 $build/"$(basename "$source" .c)" || touch $build/failed
+            done
+            if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then # also with all ranks on one of them
+                CUDA_VISIBLE_DEVICES=0 timeout 60 $build/comm_cuda_numbers_test || touch $build/failed
+            fi
+        } 2>&1 | tee "$out/test.log"
         ;;
     sanitize)
         for tool in memcheck racecheck synccheck; do

@@ -181,9 +181,11 @@ static weft_status check_memory(const weft_comm *comm, const char *name, const w
     size_t picks = (size_t)op->tokens * (size_t)op->moe.top_k * 4;
     size_t codes = (size_t)out_rows * hidden / (is_nvfp4(op->quant.kind) ? 2 : 1);
     bool quant = op->quant.kind != WEFT_QUANT_NONE, moe = op->moe.top_k > 0;
+    /* Kernels read x where it is, and one's own rows are elsewhere in it than in y. */
+    bool twins = comm->host == NULL || out_rows == op->tokens;
     const struct span spans[] = {
         {"residual_out", op->residual_out, own, op->residual},
-        {"y", op->y, own, op->x},
+        {"y", op->y, own, twins ? op->x : NULL},
         {"quant.codes", quant ? op->quant.codes : NULL, codes, NULL},
         {"quant.scales", quant ? op->quant.scales : NULL, scales_bytes(op, (size_t)out_rows), NULL},
         {"x", op->x, all, NULL},

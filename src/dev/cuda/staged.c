@@ -331,11 +331,9 @@ static void work(struct job *job, int leg, int section)
     const struct weft__cuda_driver *driver = driver_of(job);
     if (job->path == WEFT_PATH_COPY_HOST)
         check(job, driver->stream_wait(rank->stream, rank->fetched[section], 0));
-    /* The output may be the input: what it overwrites has been sent. Rows of a reduce_scatter are
-     * elsewhere in it. */
-    int sent = job->scatter ? job->sections - 1 : section;
+    /* The output may be the input: what it overwrites has been sent. */
     if (job->reduce != NULL && job->reduce->op.y == job->reduce->op.x)
-        check(job, driver->stream_wait(rank->stream, rank->sent[0][sent], 0));
+        check(job, driver->stream_wait(rank->stream, rank->sent[0][section], 0));
     if (job->move != NULL)
         work_on_bytes(job, section);
     else
