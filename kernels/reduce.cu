@@ -147,8 +147,7 @@ template <class T> __device__ void mix(const place &at, int t, int group, uint32
     pack<T>(sum, words);
 }
 
-/* This rank's share of row t, where the thread has some. A warp with ONE group knows no mixtures.
- */
+/* This rank's share of row t, where the thread has some. A warp with ONE group has no mixtures. */
 template <class T, bool ONE>
 __device__ void form(const place &at, int t, int group, uint32_t *words)
 {
@@ -175,7 +174,7 @@ struct wire {
         EACH = (VECTORS + 31) / 32,          /* at most, of a thread */
         PITCH = (VECTORS + 1) / 2 * 32,      /* bytes from one group to the next */
         STEP = FORM == plain ? 16 : 32 * 16, /* from one vector of a thread to its next */
-        BATCH = FORM == packed &&T::WORDS == 4 ? 8 : 4,    /* sources read at once */
+        BATCH = T::WORDS == 4 && FORM == packed ? 8 : 4,   /* sources read at once */
         STAGED = FORM == dense ? (3 * VECTORS + 3) / 4 : 0 /* vectors of shared memory */
     };
     static_assert(BATCH * STAGED * 16 <= WEFT__CUDA_STAGE_BYTES, "room of a warp");
@@ -398,7 +397,7 @@ __device__ void take(place &at, int t, int group, int s, int last, uint32_t (*wo
     unwrap<T, FORM, COUNT>(at, in, words);
 }
 
-/* Adds sources s .. s + COUNT - 1, as far as there are such; more than half of them are. */
+/* Adds sources s .. s + COUNT - 1, as far as there are such; at least half of them are. */
 template <class T, enum form FORM, int COUNT>
 __device__ void add_sources(place &at, int t, int group, int s, float *sum)
 {
