@@ -197,6 +197,52 @@ static void bounds_are_exact(void **unused)
     }
 }
 
+/* The name of a property is no name of another, nor is what begins like it forbidden. */
+static void other_properties_have_other_names(void **unused)
+{
+    (void)unused;
+    struct weft__guide *guide = guide_of("{\"properties\":{\"id\":{\"type\":\"integer\"}},"
+                                         "\"additionalProperties\":{\"type\":\"null\"}}");
+    assert_true(accepts(guide, "{\"id\":1,\"i\":null,\"idx\":null,\"\":null}"));
+    assert_true(accepts(guide, "{\"x\":null}"));
+    assert_false(accepts(guide, "{\"id\":null}") || accepts(guide, "{\"i\":1}"));
+    weft__guide_close(guide);
+}
+
+/* Of nested schemas each is refused or has a text, the deepest that is taken, too. */
+static void the_deepest_is_not_a_dead_end(void **unused)
+{
+    (void)unused;
+    struct weft__buf schema;
+    int taken = 0;
+    weft__buf_init(&schema, 1 << 16);
+    for (int depth = 1; depth <= WEFT__GUIDE_DEPTH_MAX + 2; depth++) {
+        struct weft__guide *guide = NULL;
+        struct weft__guided text;
+        weft_error err;
+        schema.len = 0;
+        for (int i = 0; i < depth; i++)
+            weft__buf_puts(&schema, "{\"prefixItems\":[{\"type\":\"null\"},");
+        weft__buf_puts(&schema, "{\"type\":\"null\"}");
+        for (int i = 0; i < depth; i++) weft__buf_puts(&schema, "],\"minItems\":2}");
+        if (open_guide(schema.data, &guide, &err) != WEFT_OK) continue;
+        taken++;
+        assert_int_equal(taken, depth);
+        weft__guided_init(&text, guide);
+        bool done = false;
+        for (uint32_t random = 1, step = 0; !done && step < 2000; step++) {
+            int32_t id = pick(weft__guided_mask(&text), &random, true);
+            if (id < 0) fail_msg("depth %d: dead end after %s", depth, text.text.data);
+            done = weft__guided_push(&text, id);
+        }
+        assert_true(done);
+        weft__guided_free(&text);
+        weft__guide_close(guide);
+    }
+    assert_true(taken > WEFT__GUIDE_DEPTH_MAX / 4 && taken < WEFT__GUIDE_DEPTH_MAX + 2);
+    weft__buf_free(&schema);
+}
+
 /* Three long strings make more states than are kept. */
 static void dropped_states_are_found_again(void **unused)
 {
@@ -220,6 +266,12 @@ static void dropped_states_are_found_again(void **unused)
     }
     assert_int_equal(letters, 3 * 8192);
     assert_true(text.generation > generation);
+    /* When all guides together take too much, each keeps less. */
+    generation = text.generation;
+    (void)atomic_fetch_add(&vocab->bytes, WEFT__GUIDES_MEMORY_MAX);
+    assert_true(in_mask(weft__guided_mask(&text), weft__token_id(tokenizer, "]", 1)));
+    (void)atomic_fetch_sub(&vocab->bytes, WEFT__GUIDES_MEMORY_MAX);
+    assert_true(text.generation > generation);
     weft__guided_free(&text);
     weft__guide_close(guide);
 }
@@ -234,6 +286,8 @@ static void what_cannot_be_met_is_refused(void **unused)
         {"{\"properties\":{\"a\":{\"pattern\":\"x\"}}}",
          "schema at /properties/a: unsupported keyword \"pattern\"", WEFT_UNSUPPORTED},
         {"{\"$ref\":\"#\"}", "contain itself", WEFT_INVALID},
+        {"{\"anyOf\":[{\"$defs\":{\"a\":{}},\"$ref\":\"#/$defs/a\"},{\"$ref\":\"#/$defs/a\"}]}",
+         "schema at /anyOf/1: $ref finds nothing", WEFT_INVALID}, /* definitions end with theirs */
         {"{\"enum\":[1],\"type\":\"string\"}", "no value is left", WEFT_INVALID},
         {"false", "no value meets false", WEFT_INVALID},
         {"3", "not a schema", WEFT_INVALID},
@@ -450,6 +504,8 @@ int main(void)
         cmocka_unit_test(masks_are_what_tokens_do),
         cmocka_unit_test(walks_end_in_json),
         cmocka_unit_test(bounds_are_exact),
+        cmocka_unit_test(other_properties_have_other_names),
+        cmocka_unit_test(the_deepest_is_not_a_dead_end),
         cmocka_unit_test(dropped_states_are_found_again),
         cmocka_unit_test(what_cannot_be_met_is_refused),
         cmocka_unit_test(large_schemas_are_refused_soon),

@@ -180,6 +180,30 @@ static void every_cut_gives_the_same(void **unused)
     json_decref(tools);
 }
 
+/* As many calls as there is room for; one more and all of them stay text. */
+static void calls_are_limited(void **unused)
+{
+    (void)unused;
+    json_t *tools = json_loads(tools_json, 0, NULL);
+    for (int count = WEFT__CALLS_MAX; count <= WEFT__CALLS_MAX + 1; count++) {
+        struct weft__buf text;
+        struct result r;
+        weft__buf_init(&text, 1 << 16);
+        weft__buf_puts(&text, "<tool_call>[");
+        for (int i = 0; i < count; i++)
+            weft__buf_puts(&text, i > 0 ? ",{\"name\":\"now\"}" : "{\"name\":\"now\"}");
+        weft__buf_puts(&text, "]</tool_call>");
+        const struct sample s = {WEFT__CALLS_HERMES, PLAIN, text.data, NULL, NULL, NULL};
+        feed(&s, tools, text.len, 1, &r);
+        bool all = count == WEFT__CALLS_MAX;
+        assert_int_equal(r.calls.len, all ? (size_t)count * strlen("now {};") : 0);
+        assert_string_equal(r.content.data, all ? "" : text.data);
+        free_result(&r);
+        weft__buf_free(&text);
+    }
+    json_decref(tools);
+}
+
 static void content_is_not_held_back(void **unused)
 {
     (void)unused;
@@ -230,6 +254,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_cut_gives_the_same),
+        cmocka_unit_test(calls_are_limited),
         cmocka_unit_test(content_is_not_held_back),
         cmocka_unit_test(templates_tell_the_format),
     };

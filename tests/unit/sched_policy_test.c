@@ -445,6 +445,48 @@ static void prefix_cache_saves_whole_pages(void **unused)
     weft__sched_close(sched);
 }
 
+/* What a sequence would take from the cache counts once it is admitted, not whenever it is tried.
+ */
+static void cached_tokens_are_those_of_the_admitted(void **unused)
+{
+    (void)unused;
+    struct client first = {0}, runs = {0}, waits = {0};
+    struct weft__sched *sched = open_sched((struct weft__sched_options){
+        .pages = 8, .chunk = 256, .max_running = 4, .max_queue = 4, .context = 128});
+    (void)computed_by(sched, request(&first, 1, 48, 1));
+    submit(sched, request(&runs, 2, 64, 16));
+    assert_true(step(sched));
+    submit(sched, request(&waits, 1, 112, 1));
+    for (int i = 0; i < 5; i++) assert_true(step(sched));
+    assert_int_equal(weft__sched_counters(sched).waiting, 1);
+    assert_int_equal(weft__sched_counters(sched).cached_tokens, 0);
+    while (step(sched)) continue;
+    assert_int_equal(waits.last.cached_tokens, 48);
+    assert_int_equal(weft__sched_counters(sched).cached_tokens, 48);
+    weft__sched_close(sched);
+}
+
+/* Without max_tokens an answer is as long as the model's own limit says, or as min_tokens. */
+static void the_models_limit_yields_to_min_tokens(void **unused)
+{
+    (void)unused;
+    struct client c = {0};
+    struct weft__sched *sched = open_sched((struct weft__sched_options){
+        .pages = 8, .chunk = 256, .max_running = 4, .context = 30, .answer = 5});
+    struct weft__request r = request(&c, 1, 10, -1);
+    const struct {
+        int64_t prompt, min_tokens, answer;
+    } cases[] = {{10, 0, 5}, {10, 7, 7}, {27, 0, 3}};
+    for (size_t i = 0; i < WEFT__COUNT(cases); i++) {
+        r.prompt_count = cases[i].prompt;
+        r.min_tokens = cases[i].min_tokens;
+        (void)computed_by(sched, r);
+        assert_int_equal(c.last.finish, WEFT__FINISH_LENGTH);
+        assert_int_equal(c.last.generated_tokens, cases[i].answer);
+    }
+    weft__sched_close(sched);
+}
+
 /* A burst with one beginning: computed once, though all are in one step. What a failed step was to
  * fill is forgotten. */
 static void prefix_is_shared_within_a_step(void **unused)
@@ -653,6 +695,8 @@ int main(void)
         cmocka_unit_test(prefix_cache_saves_whole_pages),
         cmocka_unit_test(prefix_is_shared_within_a_step),
         cmocka_unit_test(generated_pages_are_shared_only_where_exact),
+        cmocka_unit_test(cached_tokens_are_those_of_the_admitted),
+        cmocka_unit_test(the_models_limit_yields_to_min_tokens),
         cmocka_unit_test(finishes_for_the_right_reason),
         cmocka_unit_test(failure_reaches_everyone),
         cmocka_unit_test(overload_wastes_little)};
