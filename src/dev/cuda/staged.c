@@ -9,16 +9,20 @@
  *
  * send    copy: to the peer's slot and, after it, a flag. copy-host: to this rank's pinned memory,
  *         once, and a flag there. nccl: sends and receives of all pairs at once.
- * await   those flags. fetch: from pinned memory into this rank's slot.
- * work    the kernels of launch.c, alone, on what has arrived: a fused one-shot reduction; or a sum
- * of this rank's share, and after the second leg norm and quantisation of all.
+ * await   those flags, when this rank's own section has gone; so the output may be the input.
+ * fetch   from pinned memory into the slot.
+ * work    kernels of launch.c that are alone, on what has come: a fused one-shot reduction; or the
+ *         sum of this rank's share, and after the second leg norm and quantisation of all.
  *
  * Nobody overwrites what is still read: all ranks have met when the first byte is sent, so what
  * they did before is complete. Waits are those of kernels/copy.cu, with budgets; engines wait for
- * nobody, NCCL only after all have met. A driver may make one queue of several streams, one after
- * the other as they were made or stream by stream: so nothing that others wait for comes after a
- * wait of this rank's on a stream, but the sums of a two-shot reduction, which come after all its
- * inputs. */
+ * nobody, NCCL only after all have met.
+ *
+ * A driver may make one queue of several streams, in any order that the dependencies it knows
+ * allow. It does not know that an await depends on the peers' sends; so a send must not come behind
+ * what waits for a peer that is itself held up. Since a section is awaited and fetched after it has
+ * gone, what comes before the send of section i waits for sections before i alone, and those have
+ * gone. */
 #include "base/numerics.h"
 #include "comm.h"
 
@@ -246,15 +250,13 @@ static void step(struct job *job, enum weft__cuda_step what, int leg, int sectio
     weft__cuda_step(job->k, &a);
 }
 
-/* Until a section has come; through the host, until it can be fetched, and fetches it. */
+/* Until a section has gone and come; through the host, until it can be fetched, and fetches it. */
 static void receive(struct job *job, int leg, int section)
 {
     const struct weft__cuda_rank *rank = job->k->rank;
     const struct weft__cuda_driver *driver = driver_of(job);
-    if (job->path == WEFT_PATH_NCCL) {
-        check(job, driver->stream_wait(rank->stream, rank->sent[leg][section], 0));
-        return;
-    }
+    check(job, driver->stream_wait(rank->stream, rank->sent[leg][section], 0));
+    if (job->path == WEFT_PATH_NCCL) return;
     step(job, WEFT__CUDA_AWAIT, leg, section);
     if (job->path != WEFT_PATH_COPY_HOST) return;
     check(job, driver->event_record(rank->fork, rank->stream));
@@ -331,9 +333,6 @@ static void work(struct job *job, int leg, int section)
     const struct weft__cuda_driver *driver = driver_of(job);
     if (job->path == WEFT_PATH_COPY_HOST)
         check(job, driver->stream_wait(rank->stream, rank->fetched[section], 0));
-    /* The output may be the input: what it overwrites has been sent. */
-    if (job->reduce != NULL && job->reduce->op.y == job->reduce->op.x)
-        check(job, driver->stream_wait(rank->stream, rank->sent[0][section], 0));
     if (job->move != NULL)
         work_on_bytes(job, section);
     else
@@ -378,7 +377,6 @@ static void run(struct job *job)
             if (i < job->sections) receive(job, leg, i);
             if (i >= behind) work(job, leg, i - behind);
         }
-    check(job, driver->stream_wait(rank->stream, rank->sent[legs - 1][job->sections - 1], 0));
     step(job, WEFT__CUDA_END, 0, 0);
     (void)driver->context_pop(&popped);
     weft_error why = job->nccl;
