@@ -36,7 +36,8 @@ INLINE void score_tile(int queries, const struct codes k[HEIGHT], struct query *
                        int64_t dim, float scale)
 {
     const float *q[TOKENS];
-    wide sum[HEIGHT * TOKENS] = {0};
+    wide sum[HEIGHT * TOKENS];
+    for (int i = 0; i < HEIGHT * queries; i++) sum[i] = splat_wide(0);
     for (int t = 0; t < queries; t++) q[t] = query[t].q;
     dots(queries, WEFT_F32, false, k, q, dim, sum);
     for (int t = 0; t < queries; t++)

@@ -216,14 +216,13 @@ INLINE void int8_strip(int height, int tokens, const struct weft__dev *dev,
 {
     const bool start = s->column == 0, end = s->column + s->columns == p->w->cols;
     const int64_t whole = s->columns / INT8, rest = s->columns % INT8;
+    const int64_t last_row = p->row + p->rows - 1;
     for (int64_t first = s->row; first < s->last; first += height * WIDE) {
-        struct rows rows = rows_at(p, first, height);
         struct codes c[HEIGHT];
-        wide sum[STRIP_SUMS] = {0}, *waiting = s->sums + (first - s->row) / WIDE * tokens;
-        if (!start)
-            for (int i = 0; i < height * tokens; i++) sum[i] = waiting[i];
+        wide sum[STRIP_SUMS], *waiting = s->sums + (first - s->row) / WIDE * tokens;
+        for (int i = 0; i < height * tokens; i++) sum[i] = start ? splat_wide(0) : waiting[i];
         for (int r = 0; r < height; r++)
-            c[r] = codes_at(WEFT_F4_E2M1, p->w, rows.row + r * WIDE, s->column);
+            c[r] = codes_at(WEFT_F4_E2M1, p->w, p->row + first + r * WIDE, last_row, s->column);
         /* To fetch, as in strip. */
         const uint8_t *next = c[0].data[0] + height * WIDE * p->w->row_bytes;
         const bool is_short = p->w->row_bytes <= SHORT_ROW;
@@ -243,7 +242,7 @@ INLINE void int8_strip(int height, int tokens, const struct weft__dev *dev,
                 sum[r * tokens + t] = chunk_add(&w, x[t] + whole, sum[r * tokens + t]);
         }
         if (end)
-            strip_finish(height, tokens, p, &rows, s->token, s->count, sum);
+            strip_finish(height, tokens, p, first, s->token, s->count, sum);
         else
             for (int i = 0; i < height * tokens; i++) waiting[i] = sum[i];
     }

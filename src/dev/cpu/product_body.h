@@ -232,14 +232,16 @@ INLINE void decode_rest(const struct weft__dev *dev, weft_dtype dtype, struct co
     decode(dev, dtype, c, w);
 }
 
-/* Chunks at column k, a multiple of 32. */
-INLINE struct codes codes_at(weft_dtype dtype, const struct weft__matrix *w,
-                             const int64_t row[WIDE], int64_t k)
+/* Chunks of the rows from `row` on at column k, a multiple of 32. Beyond row `last` it is repeated.
+ */
+INLINE struct codes codes_at(weft_dtype dtype, const struct weft__matrix *w, int64_t row,
+                             int64_t last, int64_t k)
 {
     struct codes c = {0};
     for (int j = 0; j < WIDE; j++) {
-        c.data[j] = w->data + row[j] * w->row_bytes + k / CHUNK * chunk_bytes(dtype);
-        if (dtype == WEFT_F4_E2M1) c.scale[j] = w->scale + row[j] * w->scale_row_bytes + k / 16;
+        const int64_t at = weft__min(row + j, last);
+        c.data[j] = w->data + at * w->row_bytes + k / CHUNK * chunk_bytes(dtype);
+        if (dtype == WEFT_F4_E2M1) c.scale[j] = w->scale + at * w->scale_row_bytes + k / 16;
     }
     return c;
 }
@@ -269,12 +271,12 @@ static float row_factor(const struct weft__matrix *w, int64_t row)
 }
 
 INLINE void decode_span(const struct weft__dev *dev, weft_dtype dtype, const struct weft__matrix *w,
-                        const int64_t row[WIDE], int64_t column, int64_t columns, float *out)
+                        int64_t row, int64_t last, int64_t column, int64_t columns, float *out)
 {
     for (int64_t k = 0; k < columns; k += CHUNK) {
         wide v[4];
         int64_t n = columns - k;
-        struct codes c = codes_at(dtype, w, row, column + k);
+        struct codes c = codes_at(dtype, w, row, last, column + k);
         if (n >= CHUNK)
             decode(dev, dtype, c, v);
         else
@@ -298,27 +300,28 @@ static void scale_blocks(const struct weft__matrix *w, int64_t row, int64_t colu
 
 /* A panel: columns of WIDE rows as floats, eight of each in turn, padded with zeros to a multiple
  * of 8; column is a multiple of 32. */
-static void decode_columns(const struct weft__dev *dev, const struct weft__matrix *w,
-                           const int64_t row[WIDE], int64_t column, int64_t columns, float *out)
+static void decode_columns(const struct weft__dev *dev, const struct weft__matrix *w, int64_t row,
+                           int64_t last, int64_t column, int64_t columns, float *out)
 {
     switch (w->dtype) {
     case WEFT_F32:
-        decode_span(dev, WEFT_F32, w, row, column, columns, out);
+        decode_span(dev, WEFT_F32, w, row, last, column, columns, out);
         break;
     case WEFT_F16:
-        decode_span(dev, WEFT_F16, w, row, column, columns, out);
+        decode_span(dev, WEFT_F16, w, row, last, column, columns, out);
         break;
     case WEFT_BF16:
-        decode_span(dev, WEFT_BF16, w, row, column, columns, out);
+        decode_span(dev, WEFT_BF16, w, row, last, column, columns, out);
         break;
     case WEFT_F8_E4M3:
-        decode_span(dev, WEFT_F8_E4M3, w, row, column, columns, out);
+        decode_span(dev, WEFT_F8_E4M3, w, row, last, column, columns, out);
         break;
     default:
-        decode_span(dev, WEFT_F4_E2M1, w, row, column, columns, out);
+        decode_span(dev, WEFT_F4_E2M1, w, row, last, column, columns, out);
     }
     if (w->scale_kind == WEFT__SCALE_BLOCK)
-        for (int j = 0; j < WIDE; j++) scale_blocks(w, row[j], column, columns, out + 8 * j);
+        for (int j = 0; j < WIDE; j++)
+            scale_blocks(w, weft__min(row + j, last), column, columns, out + 8 * j);
 }
 
 /* ---- register tiles ---- */
@@ -400,41 +403,26 @@ INLINE int next_three(int64_t left) { return left == 4 || left < 3 ? (left == 1 
         function(3, __VA_ARGS__);   \
     }
 
-/* Up to ROWS rows of a product; beyond the last they repeat it and are not stored. */
-struct rows {
-    int64_t row[ROWS];    /* of the matrix */
-    int64_t first, count; /* of the result */
-    float factor[ROWS], bias[ROWS];
-};
+INLINE f32x4 splat4(float x) { return (f32x4){x, x, x, x}; }
 
-INLINE struct rows rows_at(const struct weft__product *p, int64_t first, int height)
+/* Finishes a token's dot products with rows first to first + 3 of the result; there may be fewer.
+ */
+INLINE void finish(const struct weft__product *p, int64_t first, int64_t token, f32x4 v)
 {
-    struct rows out = {.first = first, .count = weft__min(height * WIDE, p->rows - first)};
-    for (int r = 0; r < height * WIDE; r++) {
-        out.row[r] = p->row + weft__min(first + r, p->rows - 1);
-        out.factor[r] =
-            p->w->scale_kind == WEFT__SCALE_ROW ? row_factor(p->w, out.row[r]) : p->w->scale_global;
-        if (p->w->bias != NULL) out.bias[r] = p->w->bias[out.row[r]];
+    const int64_t n = weft__min(p->rows - first, 4), row = p->row + first;
+    float *y = p->y + token * p->y_stride + first;
+    f32x4 factor = splat4(p->w->scale_global), bias = {0};
+    if (p->w->scale_kind == WEFT__SCALE_ROW)
+        for (int64_t r = 0; r < n; r++) factor[r] = row_factor(p->w, row + r);
+    v = v * factor;
+    if (p->w->bias != NULL) {
+        for (int64_t r = 0; r < n; r++) bias[r] = p->w->bias[row + r];
+        v = v + bias;
     }
-    return out;
-}
-
-/* Stores the finished sums of token t of `tokens`, all rows. */
-INLINE void finish(const struct weft__product *p, const struct rows *rows, int64_t token,
-                   int tokens, const wide *sum, int t)
-{
-    float *y = p->y + (token + t) * p->y_stride + rows->first;
-    for (int r = 0; r < ROWS && r < rows->count; r += 4) {
-        f32x4 v = tile_result(tokens, sum, t, r), factor, bias;
-        memcpy(&factor, rows->factor + r, sizeof factor);
-        memcpy(&bias, rows->bias + r, sizeof bias);
-        v = v * factor;
-        if (p->w->bias != NULL) v = v + bias;
-        if (rows->count - r >= 4)
-            memcpy(y + r, &v, sizeof v);
-        else
-            memcpy(y + r, &v, (size_t)(rows->count - r) * sizeof *y);
-    }
+    if (n == 4)
+        memcpy(y, &v, sizeof v);
+    else
+        for (int64_t r = 0; r < n; r++) y[r] = v[r];
 }
 
 INLINE const float *token_row(const struct weft__product *p, int64_t token)
@@ -458,30 +446,26 @@ INLINE void strip_rest(const struct weft__dev *dev, weft_dtype dtype, int tokens
         }
 }
 
-/* Stores sum[r * tokens + t] of rows->count rows and of `count` tokens from `token` on. */
-INLINE void strip_finish(int height, int tokens, const struct weft__product *p,
-                         const struct rows *rows, int64_t token, int64_t count, const wide *sum)
+/* Finishes sum[r * tokens + t]: rows from `first` on, `count` tokens from `token` on. */
+INLINE void strip_finish(int height, int tokens, const struct weft__product *p, int64_t first,
+                         int64_t token, int64_t count, const wide *sum)
 {
     if (height == HEIGHT) {
-        for (int t = 0; t < tokens; t++) finish(p, rows, token, tokens, sum, t);
+        for (int t = 0; t < tokens; t++)
+            for (int r = 0; r < ROWS; r += 4)
+                finish(p, first + r, token + t, tile_result(tokens, sum, t, r));
         return;
     }
-    const int sums = height * WIDE * tokens;
-    for (int i = 0; i < sums; i += 4) {
-        f32x8 v[4];
-        for (int j = 0; j < 4; j++) {
-            int at = i + j < sums ? i + j : i, r = at / tokens, t = at % tokens;
-            v[j] = part(sum[r / WIDE * tokens + t], r % WIDE);
+    for (int r = 0; r < height * WIDE && first + r < p->rows; r++)
+        for (int t = 0; t < tokens; t += 4) {
+            f32x8 v[4];
+            for (int i = 0; i < 4; i++)
+                v[i] = part(sum[r / WIDE * tokens + weft__min(t + i, tokens - 1)], r % WIDE);
+            f32x4 y = add_lanes4(v) * splat4(row_factor(p->w, p->row + first + r));
+            if (p->w->bias != NULL) y = y + splat4(p->w->bias[p->row + first + r]);
+            for (int i = 0; i < 4 && t + i < count; i++)
+                p->y[(token + t + i) * p->y_stride + first + r] = y[i];
         }
-        f32x4 d = add_lanes4(v);
-        for (int j = 0; j < 4 && i + j < sums; j++) {
-            int r = (i + j) / tokens, t = (i + j) % tokens;
-            if (r >= rows->count || t >= count) continue;
-            float y = d[j] * rows->factor[r];
-            if (p->w->bias != NULL) y = y + rows->bias[r];
-            p->y[(token + t) * p->y_stride + rows->first + r] = y;
-        }
-    }
 }
 
 /* What a strip covers. */
@@ -499,15 +483,14 @@ INLINE void strip(int height, int tokens, weft_dtype dtype, const struct weft__d
 {
     const int64_t whole = s->columns / CHUNK, rest = s->columns % CHUNK;
     const int64_t step = chunk_bytes(dtype);
+    const int64_t last_row = p->row + p->rows - 1;
     const bool start = s->column == 0, end = s->column + s->columns == p->w->cols;
     for (int64_t first = s->row; first < s->last; first += height * WIDE) {
-        struct rows rows = rows_at(p, first, height);
         struct codes c[HEIGHT];
-        wide sum[STRIP_SUMS] = {0}, *waiting = s->sums + (first - s->row) / WIDE * tokens;
-        if (!start)
-            for (int i = 0; i < height * tokens; i++) sum[i] = waiting[i];
+        wide sum[STRIP_SUMS], *waiting = s->sums + (first - s->row) / WIDE * tokens;
+        for (int i = 0; i < height * tokens; i++) sum[i] = start ? splat_wide(0) : waiting[i];
         for (int r = 0; r < height; r++)
-            c[r] = codes_at(dtype, p->w, rows.row + r * WIDE, s->column);
+            c[r] = codes_at(dtype, p->w, p->row + first + r * WIDE, last_row, s->column);
         /* Short rows: the next ones are fetched in the order of addresses, for side by side they
          * look like no stream to the processor. Long ones it recognises; they are helped a bit. */
         const uint8_t *next = c[0].data[0] + height * WIDE * p->w->row_bytes;
@@ -531,7 +514,7 @@ INLINE void strip(int height, int tokens, weft_dtype dtype, const struct weft__d
             strip_rest(dev, dtype, tokens, codes_after(c[r], dtype, whole), x, whole * CHUNK, rest,
                        sum + r * tokens);
         if (end)
-            strip_finish(height, tokens, p, &rows, s->token, s->count, sum);
+            strip_finish(height, tokens, p, first, s->token, s->count, sum);
         else
             for (int i = 0; i < height * tokens; i++) waiting[i] = sum[i];
     }
@@ -626,15 +609,14 @@ static void product_strips(const struct weft__dev *dev, const struct weft__produ
 /* A panel of columns against `tokens` tokens from `token` on. Sums come from `sums` unless the
  * panel is the first, and go there or, after the last, to y. */
 INLINE void tile_step(int tokens, weft_dtype dtype, bool panel, const struct weft__product *p,
-                      const struct rows *rows, const struct codes w[HEIGHT], const float *const x[],
+                      int64_t first, const struct codes w[HEIGHT], const float *const x[],
                       int64_t columns, int64_t token, bool start, bool end, wide *sums)
 {
-    wide sum[HEIGHT * TOKENS] = {0};
-    if (!start)
-        for (int i = 0; i < HEIGHT * tokens; i++) sum[i] = sums[i];
+    wide sum[HEIGHT * TOKENS];
+    for (int i = 0; i < HEIGHT * tokens; i++) sum[i] = start ? splat_wide(0) : sums[i];
     dots(tokens, dtype, panel, w, x, columns, sum);
     if (end)
-        for (int t = 0; t < tokens; t++) finish(p, rows, token, tokens, sum, t);
+        strip_finish(HEIGHT, tokens, p, first, token, tokens, sum);
     else
         for (int i = 0; i < HEIGHT * tokens; i++) sums[i] = sum[i];
 }
@@ -645,6 +627,7 @@ INLINE void tile(weft_dtype dtype, bool panel, const struct weft__dev *dev,
                  struct weft__scratch *scratch)
 {
     const int64_t last = weft__min(row + WEFT__TILE_ROWS, p->rows), k = p->w->cols;
+    const int64_t last_row = p->row + p->rows - 1;
     struct codes w[HEIGHT];
     const float *x[WEFT__TILE_TOKENS];
     for (int64_t t = 0; t < tokens; t++) x[t] = token_row(p, token + t);
@@ -654,19 +637,19 @@ INLINE void tile(weft_dtype dtype, bool panel, const struct weft__dev *dev,
         bool start = column == 0, end = column + columns == k;
         wide *sums = (wide *)(void *)scratch->sums;
         for (int64_t first = row; first < last; first += ROWS) {
-            struct rows rows = rows_at(p, first, HEIGHT);
             for (int r = 0; r < HEIGHT; r++) {
                 float *decoded = scratch->panel + r * WIDE * WEFT__TILE_K;
+                const int64_t at = p->row + first + r * WIDE;
                 if (!panel) {
-                    w[r] = codes_at(dtype, p->w, rows.row + r * WIDE, column);
+                    w[r] = codes_at(dtype, p->w, at, last_row, column);
                 } else {
-                    decode_columns(dev, p->w, rows.row + r * WIDE, column, columns, decoded);
+                    decode_columns(dev, p->w, at, last_row, column, columns, decoded);
                     w[r].data[0] = (const uint8_t *)decoded;
                 }
             }
             for (int64_t t = 0, n; t < tokens; t += n) {
                 n = next_three(tokens - t);
-                FOR_THREE(tile_step, n, dtype, panel, p, &rows, w, x + t, columns, token + t, start,
+                FOR_THREE(tile_step, n, dtype, panel, p, first, w, x + t, columns, token + t, start,
                           end, sums)
                 sums += HEIGHT * n;
             }
@@ -735,7 +718,7 @@ static void decode_row(const struct weft__dev *dev, const struct weft__matrix *w
     float factor = row_factor(w, row), span[CHUNK * 4];
     for (int64_t k = 0; k < w->cols; k += CHUNK * 4) {
         int64_t n = weft__min(w->cols - k, CHUNK * 4);
-        decode_columns(dev, w, &row, k, n, span);
+        decode_columns(dev, w, row, row, k, n, span);
         for (int64_t i = 0; i < n; i++) y[k + i] = span[i] * factor;
     }
 }
@@ -783,9 +766,9 @@ static void product_t_tile(const struct weft__dev *dev, const struct weft__produ
     for (int64_t row = 0; row < p->rows; row += T_ROWS) {
         int64_t rows = weft__min(T_ROWS, p->rows - row);
         for (int64_t r = 0; r < rows; r++) {
-            float *out = scratch->panel + r * T_COLUMNS, scale = row_scale(p->w, p->row + row + r);
-            decode_columns(dev, p->w, &(int64_t){p->row + row + r}, p->column + column, columns,
-                           out);
+            const int64_t at = p->row + row + r;
+            float *out = scratch->panel + r * T_COLUMNS, scale = row_scale(p->w, at);
+            decode_columns(dev, p->w, at, at, p->column + column, columns, out);
             for (int64_t c = 0; c < columns; c++) out[c] *= scale;
         }
         for (int64_t t = 0; t < tokens; t++)
@@ -808,7 +791,8 @@ INLINE void lane_rows(int count, weft_dtype dtype, const struct weft__dev *dev,
     struct codes c[4];
     f32x8 x[4], w[4];
     for (int j = 0; j < count; j++) {
-        c[j] = codes_at(dtype, p->w, &(int64_t){p->row + row + 8 * j}, p->column + column);
+        const int64_t at = p->row + row + 8 * j;
+        c[j] = codes_at(dtype, p->w, at, at, p->column + column);
         x[j] = splat(p->x[row + 8 * j]);
     }
     for (int64_t at = 0; at < columns; at += CHUNK, sums += 4) {
