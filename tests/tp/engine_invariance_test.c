@@ -24,8 +24,8 @@ struct fixture {
 struct variant {
     int size, threads;
     bool portable;
-    int chunk;    /* of the prompt */
-    bool company; /* another sequence runs beside it */
+    int chunk;                              /* of the prompt */
+    enum { ALONE, COMPANY, SPLIT } company; /* another sequence beside it; its beginning, too */
     int64_t tile_rows;
 };
 
@@ -39,12 +39,13 @@ static int32_t prompt_token(const struct fixture *f, int sequence, int i)
 }
 
 /* The batch of one step: rows [first, first + count) of sequence 0, and when in company also rows
- * of sequence 1, on pages of its own, in front. */
+ * of sequence 1, on pages of its own, in front. Split: whole pages are computed as if by a third
+ * one that the prompt shares them with. */
 struct step {
     int32_t token[ROWS_MAX], position[ROWS_MAX], output[1];
     int64_t slot[ROWS_MAX];
     int32_t pages[2][PAGES / 2];
-    struct weft__seq seq[2];
+    struct weft__seq seq[3];
     struct weft__batch batch;
 };
 
@@ -68,7 +69,7 @@ static void add_rows(const struct fixture *f, struct step *s, int sequence, int 
 }
 
 static const float *run_step(const struct fixture *f, struct weft__ranks *ranks, int first,
-                             int count, bool generated, bool company)
+                             int count, bool generated, int company)
 {
     static struct step s;
     memset(&s, 0, sizeof s);
@@ -79,8 +80,11 @@ static const float *run_step(const struct fixture *f, struct weft__ranks *ranks,
                                    .seq = s.seq,
                                    .output = s.output};
     /* A prompt, then rows that count as sampled beside ours. */
-    if (company) add_rows(f, &s, 1, generated ? OTHER - 2 : 0, generated ? 2 : OTHER, generated);
-    add_rows(f, &s, 0, first, count, generated);
+    if (company != ALONE)
+        add_rows(f, &s, 1, generated ? OTHER - 2 : 0, generated ? 2 : OTHER, generated);
+    int shared = company == SPLIT ? (count - 1) / WEFT__PAGE * WEFT__PAGE : 0;
+    if (shared > 0) add_rows(f, &s, 0, first, shared, generated);
+    add_rows(f, &s, 0, first + shared, count - shared, generated);
     s.output[0] = s.batch.tokens - 1;
     const float *logits = NULL;
     weft_error err = {0};
@@ -159,25 +163,29 @@ static void compare(const struct fixture *f, const struct variant *v, const stru
             fail_msg(
                 "%s: row %d differs with %d ranks, %d threads, chunks of %d, tiles of %lld%s%s",
                 f->dir, i, v->size, v->threads, v->chunk, (long long)v->tile_rows,
-                v->portable ? ", portable" : "", v->company ? ", in company" : "");
+                v->portable ? ", portable" : "",
+                v->company == SPLIT     ? ", split"
+                : v->company == COMPANY ? ", in company"
+                                        : "");
     }
 }
 
 static void check_model(const char *dir, weft_activations activations)
 {
     static struct result base, got;
-    static const struct variant whole = {1, 1, false, PROMPT, false, 0};
+    static const struct variant whole = {1, 1, false, PROMPT, ALONE, 0};
     static const struct variant same_bits[] = {
-        {1, 1, false, 1, false, 0},     {1, 1, false, 7, false, 0},
-        {1, 1, false, 16, true, 0},     {1, 3, false, 17, false, 0},
-        {1, 2, false, PROMPT, true, 0}, {1, 1, true, PROMPT, false, 0},
-        {1, 2, true, 9, true, 0},       {1, 1, false, PROMPT, false, 16},
+        {1, 1, false, 1, ALONE, 0},        {1, 1, false, 7, ALONE, 0},
+        {1, 1, false, 16, COMPANY, 0},     {1, 3, false, 17, ALONE, 0},
+        {1, 2, false, PROMPT, COMPANY, 0}, {1, 1, true, PROMPT, ALONE, 0},
+        {1, 2, true, 9, COMPANY, 0},       {1, 1, false, PROMPT, ALONE, 16},
+        {1, 2, false, PROMPT, SPLIT, 0},
     };
-    static const struct variant same_tokens[] = {{2, 1, false, 7, true, -1},
-                                                 {5, 1, false, 40, false, 9}};
-    static const struct variant two_again[] = {{2, 2, false, PROMPT, false, -1},
-                                               {2, 1, false, PROMPT, true, 7},
-                                               {2, 2, false, 17, false, 8}};
+    static const struct variant same_tokens[] = {{2, 1, false, 7, COMPANY, -1},
+                                                 {5, 1, false, 40, ALONE, 9}};
+    static const struct variant two_again[] = {{2, 2, false, PROMPT, ALONE, -1},
+                                               {2, 1, false, PROMPT, COMPANY, 7},
+                                               {2, 2, false, 17, ALONE, 8}};
     struct fixture f;
     open_fixture(&f, dir, activations);
     run(&f, &whole, &base);
@@ -229,7 +237,7 @@ static void measured_tiles(void **state)
     struct weft__ranks *ranks = open_ranks(&f, &variant);
     size_t bytes = (size_t)f.arch.vocab * sizeof *first;
     for (int i = 0; i < PASSES; i++) {
-        const float *logits = run_step(&f, ranks, 0, ROWS_MAX, false, false);
+        const float *logits = run_step(&f, ranks, 0, ROWS_MAX, false, ALONE);
         if (i == 0) memcpy(first, logits, bytes);
         assert_memory_equal(logits, first, bytes);
     }
