@@ -154,10 +154,10 @@ static void on_finish(void *ctx, const struct weft__finish_event *event)
     (void)pthread_mutex_lock(&notes->mutex);
     choice->next_finished = notes->finished;
     notes->finished = choice;
-    bool wake = !notes->woken;
+    /* Within the lock: once the last request is seen to have ended, the server may close. */
+    if (!notes->woken) weft__server_wake(server);
     notes->woken = true;
     (void)pthread_mutex_unlock(&notes->mutex);
-    if (wake) weft__server_wake(server);
 }
 
 /* ---- life ---- */
