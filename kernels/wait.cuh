@@ -281,13 +281,14 @@ __device__ static __noinline__ bool keep_waiting(struct call call, struct patien
 
 /* ---- begin and end of an operation ---- */
 
-/* The ticket of a block that knows the epoch, from its first thread. The last block to draw one
- * will advance the epoch. */
+/* The ticket of a block, for its first thread. The last block to draw one will advance the epoch.
+ * For whole blocks. */
 __device__ static inline uint32_t draw_ticket(const struct weft__cuda_link *link, uint32_t epoch)
 {
-    if (threadIdx.x != 0 || link->sends == 0) return 0;
-    /* An epoch is never 0; the sum depends on the load of the epoch, so it comes after it. */
-    return atomicAdd((uint32_t *)link->done, epoch != 0 ? 1u : 0u);
+    if (link->sends == 0) return 0;
+    /* An epoch is never 0; the sum depends on all threads' loads of it, so it comes after them. */
+    int known = __syncthreads_and(epoch != 0);
+    return threadIdx.x == 0 ? atomicAdd((uint32_t *)link->done, known ? 1u : 0u) : 0;
 }
 
 /* The next kernel, or the next replay of a graph, finds the new epoch. 0 is never an epoch, and

@@ -12,7 +12,7 @@
 
 #include "comm.h"
 
-enum offer_state { NOTHING, PUBLISHED, LOADED, CONNECTED, CHECKED, FAILED };
+enum offer_state { NOTHING, PUBLISHED, LOADED, CONNECTED, CHECKED, AGREED, FAILED };
 enum { SLICE_NS = 50000000 };
 
 struct offer {
@@ -442,6 +442,9 @@ static weft_status choose_path(struct weft__comm_kernels *k, uint32_t mine, weft
         k->rank->best = best;
         return WEFT_OK;
     }
+    weft_error late; /* nobody fails before all know why */
+    announce(&k->link, AGREED);
+    (void)await_all(&k->link, AGREED, &late);
     return fail_path(k, wanted, without, err);
 }
 
