@@ -11,7 +11,7 @@
 
 #include "engine/engine.h"
 
-enum { PROMPT = 40, GENERATED = 6, OTHER = 23, ROWS_MAX = 120, PAGES = 16, VOCAB_MAX = 4096 };
+enum { PROMPT = 40, GENERATED = 6, OTHER = 23, ROWS_MAX = 600, PAGES = 80, VOCAB_MAX = 4096 };
 
 struct fixture {
     const char *dir;
@@ -102,7 +102,7 @@ static struct weft__ranks *open_ranks(const struct fixture *f, const struct vari
                                                 .limits = {.tokens = ROWS_MAX,
                                                            .outputs = 1,
                                                            .pages = PAGES,
-                                                           .context = 128,
+                                                           .context = PAGES / 2 * WEFT__PAGE,
                                                            .activations = f->activations,
                                                            .tile_rows = v->tile_rows}};
     struct weft__ranks *ranks;
@@ -225,22 +225,46 @@ static void atlas(void **state)
     check_model(WEFT_SOURCE_DIR "/models/atlas", WEFT_ACTIVATIONS_F32);
 }
 
+_Static_assert((int)ROWS_MAX > (int)WEFT__BLOCK_ROWS, "a long prompt is more than a block");
+
+static const float *run_long(const struct fixture *f, struct weft__ranks *ranks, int chunk)
+{
+    const float *logits = NULL;
+    for (int first = 0; first < ROWS_MAX; first += chunk)
+        logits = run_step(f, ranks, first, chunk, false, ALONE);
+    return logits;
+}
+
+/* A layer that takes long prompts in blocks: dense, and shared experts. */
+static void blocks(void **state)
+{
+    static const struct variant variant = {.size = 1, .threads = 2};
+    static float wanted[VOCAB_MAX];
+    (void)state;
+    struct fixture f;
+    open_fixture(&f, WEFT_SOURCE_DIR "/models/atlas", WEFT_ACTIVATIONS_F32);
+    struct weft__ranks *ranks = open_ranks(&f, &variant);
+    size_t bytes = (size_t)f.arch.vocab * sizeof *wanted;
+    memcpy(wanted, run_long(&f, ranks, ROWS_MAX / 3), bytes);
+    assert_memory_equal(run_long(&f, ranks, ROWS_MAX), wanted, bytes);
+    assert_true(weft__ranks_close(ranks));
+    close_fixture(&f);
+}
+
 /* Long prompts show whether tiles pay: turns change no bit, all ranks decide the same. */
 static void measured_tiles(void **state)
 {
     enum { PASSES = 24, RANKS = 3 };
     static const struct variant variant = {.size = RANKS, .threads = 1};
-    static float first[VOCAB_MAX];
+    static float wanted[VOCAB_MAX];
     (void)state;
     struct fixture f;
     open_fixture(&f, WEFT_SOURCE_DIR "/tests/golden/models/llama", WEFT_ACTIVATIONS_F32);
     struct weft__ranks *ranks = open_ranks(&f, &variant);
-    size_t bytes = (size_t)f.arch.vocab * sizeof *first;
-    for (int i = 0; i < PASSES; i++) {
-        const float *logits = run_step(&f, ranks, 0, ROWS_MAX, false, ALONE);
-        if (i == 0) memcpy(first, logits, bytes);
-        assert_memory_equal(logits, first, bytes);
-    }
+    size_t bytes = (size_t)f.arch.vocab * sizeof *wanted;
+    memcpy(wanted, run_long(&f, ranks, ROWS_MAX / 10), bytes);
+    for (int i = 0; i < PASSES; i++)
+        assert_memory_equal(run_long(&f, ranks, ROWS_MAX), wanted, bytes);
     const struct weft__rank_stats mine = weft__ranks_stats(ranks, 0);
     for (int kind = 0; kind < WEFT__TILING_KINDS; kind++) {
         assert_true(mine.tiling[kind].ratio > 0);
@@ -274,11 +298,10 @@ static void quantised(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(llama),       cmocka_unit_test(qwen3),
-        cmocka_unit_test(qwen3_moe),   cmocka_unit_test(glm4_moe),
-        cmocka_unit_test(glm_moe_dsa), cmocka_unit_test(deepseek_v3),
-        cmocka_unit_test(atlas),       cmocka_unit_test(measured_tiles),
-        cmocka_unit_test(int8),        cmocka_unit_test(quantised),
+        cmocka_unit_test(llama),    cmocka_unit_test(qwen3),       cmocka_unit_test(qwen3_moe),
+        cmocka_unit_test(glm4_moe), cmocka_unit_test(glm_moe_dsa), cmocka_unit_test(deepseek_v3),
+        cmocka_unit_test(atlas),    cmocka_unit_test(blocks),      cmocka_unit_test(measured_tiles),
+        cmocka_unit_test(int8),     cmocka_unit_test(quantised),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
