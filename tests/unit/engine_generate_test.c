@@ -39,6 +39,82 @@ static void a_question_is_answered(void **state)
     weft_generated_free(&answer);
 }
 
+struct listener {
+    char text[256];
+    size_t len;
+    int calls, most;
+};
+
+/* Pieces in order; false from the call `most` on. */
+static bool listen_to(void *ctx, const char *text, size_t len)
+{
+    struct listener *listener = ctx;
+    memcpy(listener->text + listener->len, text, len);
+    listener->len += len;
+    return ++listener->calls != listener->most;
+}
+
+static void text_is_heard_as_it_comes(void **state)
+{
+    const weft_message question = {.role = "user", .content = "What is the capital of France?"};
+    weft_generation ask = WEFT_GENERATION_DEFAULT;
+    for (int most = 0; most < 3; most += 2) { /* to the end; until the second piece */
+        struct listener listener = {.most = most};
+        weft_generated answer = {0};
+        weft_error err;
+        ask.messages = &question;
+        ask.message_count = 1;
+        ask.on_text = listen_to;
+        ask.ctx = &listener;
+        assert_int_equal(weft_generate(*state, &ask, &answer, &err), WEFT_OK);
+        assert_int_equal(answer.len, listener.len);
+        assert_memory_equal(answer.text, listener.text, listener.len);
+        assert_int_equal(answer.complete, most == 0);
+        assert_true(most == 0 ? listener.calls > 2 : listener.calls == most);
+        weft_generated_free(&answer);
+    }
+}
+
+static weft_generated complete(weft_engine *engine, const weft_generation *ask)
+{
+    weft_generated answer = {0};
+    weft_error err;
+    if (weft_generate(engine, ask, &answer, &err) != WEFT_OK) fail_msg("%s", err.text);
+    return answer;
+}
+
+static void ids_length_and_seed_are_heeded(void **state)
+{
+    static const int32_t ids[] = {300, 301, 302};
+    weft_generation ask = WEFT_GENERATION_DEFAULT;
+    ask.ids = ids;
+    ask.id_count = 3;
+    ask.max_tokens = 20;
+    ask.ignore_eos = true;
+    ask.temperature = 3;
+    ask.seed = 1;
+    weft_generated one = complete(*state, &ask), same = complete(*state, &ask);
+    ask.seed = 2;
+    weft_generated other = complete(*state, &ask);
+    ask.top_k = 1;
+    weft_generated likeliest = complete(*state, &ask);
+    ask.top_k = -1;
+    ask.temperature = 0;
+    weft_generated greedy = complete(*state, &ask);
+    assert_int_equal(one.prompt_tokens, 3);
+    assert_int_equal(one.generated_tokens, 20);
+    assert_false(one.complete);
+    assert_true(one.prefill_ns > 0 && one.decode_ns > 0);
+    assert_string_equal(one.text, same.text);
+    assert_string_not_equal(one.text, other.text);
+    assert_string_equal(likeliest.text, greedy.text);
+    weft_generated_free(&one);
+    weft_generated_free(&same);
+    weft_generated_free(&other);
+    weft_generated_free(&likeliest);
+    weft_generated_free(&greedy);
+}
+
 /* The second message is wrong; the error says so. */
 static void assert_refused(weft_engine *engine, const char *role, const char *content,
                            const char *text)
@@ -74,6 +150,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_question_is_answered),
+        cmocka_unit_test(text_is_heard_as_it_comes),
+        cmocka_unit_test(ids_length_and_seed_are_heeded),
         cmocka_unit_test(wrong_messages_are_named),
         cmocka_unit_test(a_prompt_is_needed),
     };
