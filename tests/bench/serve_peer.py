@@ -1,10 +1,13 @@
 """weft's server against llama.cpp's on this machine, in turn, driven by `weft bench` with the same requests:
-128 tokens in, 128 out, at concurrency 1, 8 and 32. See serve_peer.sh.
+128 tokens in, 128 out, at concurrency 1, 8 and 32. Says how much of the CPU other programs and machines took
+meanwhile: discard what was disturbed. See serve_peer.sh.
 serve_peer.py WEFT MODEL LLAMA_SERVER GGUF ROUNDS [OPTION of weft serve]..."""
 import contextlib
 import http.client
 import json
+import os
 import random
+import resource
 import signal
 import socket
 import statistics
@@ -29,7 +32,7 @@ def running(command, port):
                     if connection.getresponse().status == 200:
                         break
                 time.sleep(0.05)
-            yield
+            yield process
         finally:
             process.terminate()
 
@@ -50,7 +53,19 @@ def llama_server(binary, gguf, port, level):
             "-np", str(level), "-c", str(level * 1024), "-cb"]
 
 
-def bench(weft, model, port, level):
+def cpu_seconds(server):
+    """Of the machine and its neighbours so far; of them those of the server and of children that ended."""
+    hz = os.sysconf("SC_CLK_TCK")
+    with open("/proc/stat") as stat, open("/proc/%d/stat" % server.pid) as own:
+        user, nice, system, _, _, *rest = (int(x) for x in stat.readline().split()[1:9])
+        ours = own.read().rsplit(")", 1)[1].split()[11:13]
+    return ((user + nice + system + sum(rest)) / hz,
+            sum(map(int, ours)) / hz + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]))
+
+
+def bench(weft, model, server, port, level):
+    """Tokens/s, 99th percentile of the time between tokens, percent of the CPU that others took."""
+    start, (all_before, own_before) = time.monotonic(), cpu_seconds(server)
     text = subprocess.run([
         weft, "bench", "http://127.0.0.1:%d/v1/completions" % port, "--tokenize-prompt", "--tokenizer", model,
         "--vocab", "40000", "--num-prompts", str(REQUESTS[level]), "--max-concurrency", str(level),
@@ -58,7 +73,9 @@ def bench(weft, model, port, level):
         "--json", "--disable-tqdm"], check=True, stdout=subprocess.PIPE, text=True).stdout
     result = json.loads(text)
     assert result["total_output_tokens"] == REQUESTS[level] * TOKENS, result
-    return result["output_throughput"], result["p99_itl_ms"], result["mean_ttft_ms"]
+    all_after, own_after = cpu_seconds(server)
+    others = (all_after - all_before - own_after + own_before) / (time.monotonic() - start) / os.cpu_count()
+    return result["output_throughput"], result["p99_itl_ms"], 100 * others
 
 
 def first_ms(port, ids):
@@ -93,16 +110,16 @@ def main(weft, model, binary, gguf, rounds, *extra):
             port = free_port()
             for name, command in (("weft", weft_server(weft, model, extra, port, level)),
                                   ("llama.cpp", llama_server(binary, gguf, port, level))):
-                with running(command, port):
-                    results.setdefault((level, name), []).append(bench(weft, model, port, level))
+                with running(command, port) as server:
+                    results.setdefault((level, name), []).append(bench(weft, model, server, port, level))
                     if level == 1:
                         results.setdefault(name, []).append(repeated(port))
-    print("%-12s %10s %10s %8s %8s   %9s %9s" % ("concurrency", "weft tok/s", "llama.cpp", "ratio", "to reach",
-                                                 "p99 ITL", "llama.cpp"))
+    print("%-12s %10s %10s %8s %8s   %9s %9s   %s" % ("concurrency", "weft tok/s", "llama.cpp", "ratio", "to reach",
+                                                      "p99 ITL", "llama.cpp", "others took"))
     for level, wanted in LEVELS.items():
         ours, peer = ([statistics.median(x) for x in zip(*results[level, name])] for name in ("weft", "llama.cpp"))
-        print("%-12d %10.1f %10.1f %8.2f %8.1f   %6.1f ms %6.1f ms" % (
-            level, ours[0], peer[0], ours[0] / peer[0], wanted, ours[1], peer[1]))
+        print("%-12d %10.1f %10.1f %8.2f %8.1f   %6.1f ms %6.1f ms   %.1f %%, %.1f %%" % (
+            level, ours[0], peer[0], ours[0] / peer[0], wanted, ours[1], peer[1], ours[2], peer[2]))
     for name in ("weft", "llama.cpp"):
         first, again = (statistics.median(x) for x in zip(*results[name]))
         print("repeated prefix of %d tokens, %s: first %.1f ms, again %.1f ms (1/%.1f)" % (
