@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -104,6 +105,43 @@ static void a_deaf_listener_is_given_up(void **state)
     assert_error(&p, 1, WEFT_TIMEOUT, "did not open within 1000 ms");
     while (guests > 0) (void)close(guest[--guests]);
     (void)close(listener);
+    assert_reopens(&p);
+}
+
+/* Each side looks who the other is. */
+static void other_users_do_not_meet(void **state)
+{
+    (void)state;
+    if (geteuid() != 0) skip(); /* only root can be somebody else */
+    struct rank_processes p;
+    prepare(&p, 2);
+    processes_start(&p, 1, sum_once, NULL);
+    assert_int_equal(seteuid(65534), 0);
+    processes_start(&p, 2, sum_once, NULL);
+    assert_int_equal(seteuid(0), 0);
+    processes_wait(&p, 3);
+    assert_error(&p, 0, WEFT_TIMEOUT, "rank 1 of 2 did not open within 1000 ms");
+    assert_error(&p, 1, WEFT_INVALID, "another user's process listens there");
+    assert_reopens(&p);
+}
+
+static void a_rank_without_memory_is_named_by_all(void **state)
+{
+    (void)state;
+    struct rank_processes p;
+    struct rlimit before, small;
+    prepare(&p, RANKS);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = (struct rlimit){.rlim_cur = 4096, .rlim_max = before.rlim_max};
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    processes_start(&p, 4, sum_once, NULL);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    processes_start(&p, 0xb, sum_once, NULL);
+    processes_wait(&p, 0xf);
+    (void)signal(SIGXFSZ, handler);
+    for (int r = 0; r < RANKS; r++)
+        assert_error(&p, r, WEFT_NO_MEMORY, "of shared memory for rank 2");
     assert_reopens(&p);
 }
 
@@ -408,6 +446,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(missing_ranks_are_named),
         cmocka_unit_test(a_deaf_listener_is_given_up),
+        cmocka_unit_test(other_users_do_not_meet),
+        cmocka_unit_test(a_rank_without_memory_is_named_by_all),
         cmocka_unit_test(strangers_are_sent_away),
         cmocka_unit_test(names_and_ranks_are_taken_once),
         cmocka_unit_test(wrong_rendezvous),

@@ -81,7 +81,8 @@ static weft_status end(struct weft__comm_kernels *k, weft_error *err)
     return weft__fail(err, WEFT_DEVICE, "rank %d has no graph", mine.rank);
 }
 
-/* The fast way is slow on rank 2 when it is two-shot, and on the other ranks for none. */
+/* The fast way is slow on rank 2 when it is two-shot, and on the other ranks for none. The first
+ * of four runs does not count. */
 static weft_status run(struct weft__comm_kernels *k, float *us, weft_error *err)
 {
     (void)k, (void)err;
@@ -89,6 +90,7 @@ static weft_status run(struct weft__comm_kernels *k, float *us, weft_error *err)
     if (slow_ms > 0) sleep_ms(slow_ms);
     *us = mine.way == FAST ? 8 : 16;
     if (mine.two_shot) *us = mine.rank == 2 ? 80 : 1;
+    if (mine.way == SLOW && mine.runs % 4 == 1) *us = 0.1f;
     return WEFT_OK;
 }
 
