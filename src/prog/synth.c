@@ -236,8 +236,8 @@ static uint64_t eight_bytes(const struct tensor *t, uint64_t random)
         return random;
     case SCALES:
         return (random & 0x0f0f0f0f0f0f0f0fu) + 0x5858585858585858u;
-    default: /* random codes have a mean square of 68.5 / 8, and scales one of 524 */
-        return weft__f32_bits(1 / sqrtf(columns * 68.5f / 8 * 524));
+    default: /* random codes have a mean square of 68.5 / 8, and scales one of 1375 */
+        return weft__f32_bits(1 / sqrtf(columns * 68.5f / 8 * 1375));
     }
 }
 

@@ -33,6 +33,31 @@ grep -q '"num_hidden_layers": 2' "$dir/cut/config.json"
 grep -q '"n_routed_experts": 4' "$dir/cut/config.json"
 "$weft" info "$dir/cut" >/dev/null
 
+# One layer is one with experts, where the model has some.
+"$weft" synth "$dir/one" --like "$root/tests/golden/models/deepseek_v3" --layers 1
+grep -q '"first_k_dense_replace": 0' "$dir/one/config.json"
+# NVFP4 weights have the variance of the others, 1 / columns: by definition of their three factors.
+python3 - "$dir/llama-4/model.safetensors" <<'PY'
+import json, struct, sys
+
+with open(sys.argv[1], "rb") as file:
+    header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    data = file.read()
+seen = 0
+for name, tensor in header.items():
+    if not name.endswith(".weight_scale_2"):
+        continue
+    begin, end = header[name[:-2]]["data_offsets"]
+    scales = [2.0 ** ((b >> 3) - 7) * (1 + (b & 7) / 8) for b in data[begin:end]]
+    codes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    scale_2 = struct.unpack("<f", data[slice(*tensor["data_offsets"])])[0]
+    variance = scale_2 ** 2 * sum(s * s for s in scales) / len(scales) * sum(c * c for c in codes) / 8
+    columns = 2 * header[name[:-len("_scale_2")]]["shape"][1]
+    assert 0.8 < variance * columns < 1.25, (name, variance * columns)
+    seen += 1
+assert seen > 0
+PY
+
 refused() {
     if "$weft" synth "$@" 2>"$dir/err"; then
         echo "accepted: $*"
