@@ -1,8 +1,8 @@
 /* p ranks that run one batch together, threads of this process or processes of their own. Rank 0
  * is the caller's thread and tells the others what to do, through the communicator:
  *
- *     all_gather   rank 0's order; from the others what they have counted so far
- *     broadcast    the batch
+ *     all_gather   the beginning of rank 0's order; from the others what they have counted so far
+ *     broadcast    the rest of the order: there is none for a few sequences that generate
  *     forward      on every rank; a rank that fails aborts, and all hear of it
  *
  * So there is one way for all kinds of ranks, and every wait ends as collectives end. */
@@ -14,7 +14,10 @@
 
 #include "engine.h"
 
-enum { LEAVE_S = 5 }; /* how long a thread may take to see that all is over */
+enum {
+    LEAVE_S = 5,        /* how long a thread may take to see that all is over */
+    FIRST_BYTES = 1024, /* of an order, that travel at once */
+};
 
 struct rank {
     struct weft__ranks *ranks;
@@ -24,7 +27,7 @@ struct rank {
     struct weft__dev *dev;
     weft_comm *comm;
     struct weft__model *model;
-    uint8_t *packed; /* the batch as it travels; NULL when there is only one rank */
+    uint8_t *packed; /* the order as it travels; NULL when there is only one rank */
     size_t packed_bytes;
     const float *logits;
     struct weft__rank_stats stats;
@@ -43,19 +46,15 @@ struct weft__ranks {
 
 /* ---- orders ---- */
 
-/* Sizes of the batch; no tokens: leave. */
-struct order {
+/* An order begins with the sizes of its batch; no tokens: leave. */
+struct sizes {
     int32_t tokens, seqs, outputs;
     int64_t pages; /* of all sequences together */
 };
 
-union note {
-    struct order order;            /* rank 0's */
-    struct weft__rank_stats stats; /* the others' */
-};
-
-/* A batch in one piece of memory. */
+/* An order in one piece of memory. */
 struct packed {
+    struct sizes *sizes;
     int64_t *slot;
     struct weft__seq *seq; /* its pages follow in the order of the sequences */
     int32_t *token, *position, *output, *pages;
@@ -63,19 +62,20 @@ struct packed {
 };
 
 /* base NULL: for the size alone. */
-static struct packed lay_out(uint8_t *base, const struct order *order)
+static struct packed lay_out(uint8_t *base, const struct sizes *sizes)
 {
-    size_t tokens = (size_t)order->tokens, at = 0;
+    size_t tokens = (size_t)sizes->tokens, at = 0;
     struct packed p;
 #define PART(member, count)                               \
     p.member = base != NULL ? (void *)(base + at) : NULL; \
     at += (size_t)(count) * sizeof *p.member
+    PART(sizes, 1);
     PART(slot, tokens);
-    PART(seq, order->seqs);
+    PART(seq, sizes->seqs);
     PART(token, tokens);
     PART(position, tokens);
-    PART(output, order->outputs);
-    PART(pages, order->pages);
+    PART(output, sizes->outputs);
+    PART(pages, sizes->pages);
 #undef PART
     p.bytes = at;
     return p;
@@ -86,17 +86,22 @@ static int64_t pages_of(const struct weft__seq *seq)
     return weft__ceil_div(seq->kv_len, WEFT__PAGE);
 }
 
-static struct order order_of(const struct weft__batch *batch)
+static weft_status check_fits(const struct rank *r, const struct sizes *sizes, weft_error *err)
 {
-    struct order order = {batch->tokens, batch->seqs, batch->outputs, 0};
-    for (int i = 0; i < batch->seqs; i++) order.pages += pages_of(&batch->seq[i]);
-    return order;
+    size_t bytes = lay_out(NULL, sizes).bytes;
+    if (bytes <= r->packed_bytes) return WEFT_OK;
+    return weft__fail(err, WEFT_INTERNAL, "rank %d: an order of %zu bytes, %zu are possible",
+                      r->index, bytes, r->packed_bytes);
 }
 
-static void pack(const struct weft__batch *batch, const struct order *order, uint8_t *memory)
+static weft_status pack(struct rank *r, const struct weft__batch *batch, weft_error *err)
 {
-    struct packed p = lay_out(memory, order);
+    struct sizes sizes = {batch->tokens, batch->seqs, batch->outputs, 0};
+    for (int i = 0; i < batch->seqs; i++) sizes.pages += pages_of(&batch->seq[i]);
+    WEFT__TRY(check_fits(r, &sizes, err));
+    struct packed p = lay_out(r->packed, &sizes);
     size_t tokens = (size_t)batch->tokens;
+    *p.sizes = sizes;
     memcpy(p.slot, batch->slot, tokens * sizeof *p.slot);
     memcpy(p.seq, batch->seq, (size_t)batch->seqs * sizeof *p.seq);
     memcpy(p.token, batch->token, tokens * sizeof *p.token);
@@ -107,18 +112,19 @@ static void pack(const struct weft__batch *batch, const struct order *order, uin
         memcpy(p.pages, batch->seq[i].pages, pages * sizeof *p.pages);
         p.pages += pages;
     }
+    return WEFT_OK;
 }
 
-static struct weft__batch unpack(const struct order *order, uint8_t *memory)
+static struct weft__batch unpack(uint8_t *memory, const struct sizes *sizes)
 {
-    struct packed p = lay_out(memory, order);
-    for (int i = 0; i < order->seqs; i++) {
+    struct packed p = lay_out(memory, sizes);
+    for (int i = 0; i < sizes->seqs; i++) {
         p.seq[i].pages = p.pages;
         p.pages += pages_of(&p.seq[i]);
     }
-    return (struct weft__batch){.tokens = order->tokens,
-                                .seqs = order->seqs,
-                                .outputs = order->outputs,
+    return (struct weft__batch){.tokens = sizes->tokens,
+                                .seqs = sizes->seqs,
+                                .outputs = sizes->outputs,
                                 .token = p.token,
                                 .position = p.position,
                                 .slot = p.slot,
@@ -126,35 +132,35 @@ static struct weft__batch unpack(const struct order *order, uint8_t *memory)
                                 .output = p.output};
 }
 
-/* Rank 0 gives its order, the others get it, as long as that may take. */
-static weft_status exchange_notes(struct rank *r, struct order *order, weft_error *err)
+/* Rank 0 gives the beginning of its order, the others get it, as long as that may take. */
+static weft_status exchange(struct rank *r, struct sizes *sizes, weft_error *err)
 {
     struct weft__ranks *all = r->ranks;
-    union note mine, notes[WEFT__MAX_RANKS];
-    memset(&mine, 0, sizeof mine);
-    if (r->index == 0)
-        mine.order = *order;
-    else
-        mine.stats = r->stats;
-    const weft_gather gather = {
-        .rows = 1, .row_bytes = sizeof mine, .in = &mine, .out = notes, .patient = r->index > 0};
+    const size_t note = sizeof r->stats;
+    uint8_t notes[FIRST_BYTES + WEFT__MAX_RANKS * sizeof r->stats];
+    size_t row_bytes[WEFT__MAX_RANKS] = {FIRST_BYTES};
+    for (int other = 1; other < all->options.size; other++) row_bytes[other] = note;
+    const weft_gather gather = {.rows = 1,
+                                .row_bytes_of = row_bytes,
+                                .in = r->index == 0 ? (void *)r->packed : &r->stats,
+                                .out = notes,
+                                .patient = r->index > 0};
     WEFT__TRY(weft_comm_all_gather(r->comm, &gather, err));
-    *order = notes[0].order;
-    if (r->index > 0) return WEFT_OK;
-    for (int other = 1; other < all->options.size; other++) all->heard[other] = notes[other].stats;
+    if (r->index > 0) memcpy(r->packed, notes, FIRST_BYTES);
+    for (int other = 1; r->index == 0 && other < all->options.size; other++)
+        memcpy(&all->heard[other], notes + FIRST_BYTES + (size_t)(other - 1) * note, note);
+    memcpy(sizes, r->packed, sizeof *sizes);
     return WEFT_OK;
 }
 
-/* batch: rank 0's; the others' is then in r->packed. */
-static weft_status send_batch(struct rank *r, const struct order *order,
-                              const struct weft__batch *batch, weft_error *err)
+/* What did not fit into the beginning. */
+static weft_status send_rest(struct rank *r, const struct sizes *sizes, weft_error *err)
 {
-    const weft_broadcast broadcast = {.bytes = lay_out(NULL, order).bytes, .data = r->packed};
-    if (broadcast.bytes > r->packed_bytes)
-        return weft__fail(err, WEFT_INTERNAL, "rank %d: a batch of %zu bytes, %zu are possible",
-                          r->index, broadcast.bytes, r->packed_bytes);
-    if (r->index == 0) pack(batch, order, r->packed);
-    return weft_comm_broadcast(r->comm, &broadcast, err);
+    WEFT__TRY(check_fits(r, sizes, err));
+    size_t bytes = lay_out(NULL, sizes).bytes;
+    if (bytes <= FIRST_BYTES) return WEFT_OK;
+    const weft_broadcast rest = {.bytes = bytes - FIRST_BYTES, .data = r->packed + FIRST_BYTES};
+    return weft_comm_broadcast(r->comm, &rest, err);
 }
 
 /* ---- one rank ---- */
@@ -163,15 +169,15 @@ static weft_status send_batch(struct rank *r, const struct order *order,
 static weft_status make_room(struct rank *r, weft_error *err)
 {
     const struct weft__model_limits *limits = &r->ranks->options.limits;
-    const struct order largest = {.tokens = (int32_t)limits->tokens,
+    const struct sizes largest = {.tokens = (int32_t)limits->tokens,
                                   .seqs = (int32_t)limits->tokens,
                                   .outputs = (int32_t)limits->outputs,
                                   .pages =
                                       limits->tokens * weft__ceil_div(limits->context, WEFT__PAGE)};
     if (r->ranks->options.size == 1) return WEFT_OK;
-    r->packed_bytes = lay_out(NULL, &largest).bytes;
+    r->packed_bytes = FIRST_BYTES + lay_out(NULL, &largest).bytes;
     r->packed = calloc(1, r->packed_bytes);
-    return r->packed != NULL ? WEFT_OK : weft__fail_oom(err, r->packed_bytes, "a batch");
+    return r->packed != NULL ? WEFT_OK : weft__fail_oom(err, r->packed_bytes, "an order");
 }
 
 static weft_status rank_load(struct rank *r, weft_error *err)
@@ -247,15 +253,15 @@ static weft_status rank_step(struct rank *r, const struct weft__batch *batch, we
 static weft_status rank_obey(struct rank *r, weft_error *err)
 {
     for (;;) {
-        struct order order;
-        WEFT__TRY(exchange_notes(r, &order, err));
-        if (order.tokens == 0) return WEFT_OK;
-        weft_status status = send_batch(r, &order, NULL, err);
+        struct sizes sizes;
+        WEFT__TRY(exchange(r, &sizes, err));
+        if (sizes.tokens == 0) return WEFT_OK;
+        weft_status status = send_rest(r, &sizes, err);
         if (status != WEFT_OK) {
             weft_comm_abort(r->comm, err->text);
             return status;
         }
-        const struct weft__batch batch = unpack(&order, r->packed);
+        const struct weft__batch batch = unpack(r->packed, &sizes);
         WEFT__TRY(rank_step(r, &batch, err));
     }
 }
@@ -393,10 +399,13 @@ weft_status weft__ranks_follow(const char *dir, const struct weft__ranks_options
 bool weft__ranks_close(struct weft__ranks *all)
 {
     if (all == NULL) return true;
-    struct order leave = {0};
-    if (!all->broken && all->options.size > 1)
-        (void)exchange_notes(&all->rank[0], &leave, NULL); /* or they notice that rank 0 closes */
-    rank_close(&all->rank[0]);
+    struct rank *r = &all->rank[0];
+    if (!all->broken && all->options.size > 1) {
+        struct sizes leave = {0};
+        memcpy(r->packed, &leave, sizeof leave);
+        (void)exchange(r, &leave, NULL); /* or they notice that rank 0 closes */
+    }
+    rank_close(r);
     if (!join_threads(all)) return false;
     ranks_free(all);
     return true;
@@ -409,9 +418,10 @@ weft_status weft__ranks_step(struct weft__ranks *all, const struct weft__batch *
     weft_error why;
     weft_status status = WEFT_OK;
     if (all->options.size > 1) {
-        struct order order = order_of(batch);
-        status = exchange_notes(r, &order, &why);
-        if (status == WEFT_OK) status = send_batch(r, &order, batch, &why);
+        struct sizes sizes;
+        status = pack(r, batch, &why);
+        if (status == WEFT_OK) status = exchange(r, &sizes, &why);
+        if (status == WEFT_OK) status = send_rest(r, &sizes, &why);
     }
     if (status == WEFT_OK) status = rank_step(r, batch, &why);
     if (status == WEFT_OK) {
