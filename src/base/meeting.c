@@ -271,14 +271,14 @@ static weft_status host(struct weft__meeting *m, const struct sockaddr_un *addre
     weft_status status = WEFT_OK;
     while (joined != all_of(m->size) && status == WEFT_OK) {
         if (weft__now_ns() >= deadline_ns) {
-            status = fail_missing(m, seen, err);
+            status = fail_missing(m, seen != all_of(m->size) ? seen : joined, err);
             break;
         }
         struct pollfd wait = {.fd = m->listener, .events = POLLIN};
         (void)poll(&wait, 1, 10);
+        drop_lost(m); /* first: the one that knocks may come in the place of one of them */
         if (wait.revents != 0) status = admit(m, err);
         seen |= joined_of(m);
-        drop_lost(m);
         joined = joined_of(m);
         const struct news news = {.joined = joined};
         if (joined != told && joined != all_of(m->size)) tell_all(m, &news);

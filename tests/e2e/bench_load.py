@@ -364,15 +364,16 @@ def test_output():
     metrics = json.loads(compare(path("one"), path("b"), "--json").stdout)["metrics"]
     same("one run has no spread", metrics["mean_tpot_ms"]["difference"], "unknown")
 
-    runs = [[100, 110, 120], [105, 115, 131], [140, 150, 160]]
+    runs = [[100, 110, 120], [105, 115, 131], [140, 150, 160], [120, 140, 140]]
     for i, values in enumerate(runs): # Python's words for numbers JSON lacks, too
         path("r%d" % i, "".join('{"request_rate": Infinity, "tag": "NaN Infinity \\" ", "x": NaN, "mean_ttft_ms": %d}\n'
                                 % value for value in values))
     rows = [json.loads(compare(path("r0"), path("r%d" % i), "--json").stdout)["metrics"]["mean_ttft_ms"]
-            for i in (1, 2)]
+            for i in (1, 2, 3)]
     same("median, spread, ratio", (rows[0]["a"], rows[0]["a_spread"], rows[0]["b"], rows[0]["b_spread"]),
          (110, 20, 115, 26))
-    same("smaller than the spread is none; larger is not", [row["difference"] for row in rows], ["none", "worse"])
+    same("smaller than the spread is none, so are runs that overlap; others are not",
+         [row["difference"] for row in rows], ["none", "worse", "none"])
     check("table", "none" in compare(path("r0"), path("r1")).stdout)
     for text in ("", "[]", "{", '{"a": 1} x', "\0"):
         done = compare(path("bad", text), path("r0"))

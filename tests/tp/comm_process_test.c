@@ -108,6 +108,22 @@ static void a_deaf_listener_is_given_up(void **state)
     assert_reopens(&p);
 }
 
+static void who_left_before_all_came_may_come_again(void **state)
+{
+    (void)state;
+    struct rank_processes p;
+    prepare(&p, 3);
+    processes_start(&p, 0x3, sum_once, NULL);
+    sleep_ms(2 * LATE_MS);
+    (void)kill(p.pid[1], SIGKILL);
+    (void)process_wait(&p, 1);
+    processes_start(&p, 0x6, sum_once, NULL);
+    processes_wait(&p, 0x7);
+    for (int r = 0; r < 3; r++)
+        if (p.results[r].status != WEFT_OK) fail_msg("rank %d: %s", r, p.results[r].err.text);
+    assert_reopens(&p);
+}
+
 /* Each side looks who the other is. */
 static void other_users_do_not_meet(void **state)
 {
@@ -446,6 +462,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(missing_ranks_are_named),
         cmocka_unit_test(a_deaf_listener_is_given_up),
+        cmocka_unit_test(who_left_before_all_came_may_come_again),
         cmocka_unit_test(other_users_do_not_meet),
         cmocka_unit_test(a_rank_without_memory_is_named_by_all),
         cmocka_unit_test(strangers_are_sent_away),
