@@ -88,6 +88,8 @@ struct weft__plan { /* everything weft_engine_options leaves open, decided */
     uint64_t weights_bytes, kv_bytes, work_bytes; /* all ranks; weights: of the files */
 };
 
+/* What one step of sequences up to `context` may hold; its pages are left open. */
+struct weft__model_limits weft__plan_limits(const weft_engine_options *options, int64_t context);
 /* Decides, or says with numbers why the model does not fit. */
 weft_status weft__plan_make(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
                             const weft_engine_options *options, struct weft__plan *out,

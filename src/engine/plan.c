@@ -163,6 +163,22 @@ static weft_status size_pool(const weft_engine_options *o, struct weft__plan *pl
     return WEFT_OK;
 }
 
+static int64_t running_of(const weft_engine_options *o)
+{
+    return o->max_running > 0 ? o->max_running : DEFAULT_RUNNING;
+}
+
+struct weft__model_limits weft__plan_limits(const weft_engine_options *o, int64_t context)
+{
+    int64_t running = running_of(o);
+    int64_t chunk = o->chunk > 0 ? weft__max(o->chunk, running)
+                                 : running + weft__min(DEFAULT_PROMPTS, context * running);
+    return (struct weft__model_limits){.tokens = chunk,
+                                       .outputs = weft__min(chunk, weft__max(OUTPUTS, running)),
+                                       .activations = o->activations,
+                                       .context = context};
+}
+
 weft_status weft__plan_make(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
                             const weft_engine_options *o, struct weft__plan *out, weft_error *err)
 {
@@ -173,17 +189,9 @@ weft_status weft__plan_make(const struct weft__arch *arch, struct weft__checkpoi
         return weft__fail(err, WEFT_INVALID, "a context of %lld: the model has %lld positions",
                           (long long)o->context, (long long)arch->context);
     WEFT__TRY(choose_ranks(o, &plan.ranks, err));
-    plan.max_running = o->max_running > 0 ? o->max_running : DEFAULT_RUNNING;
+    plan.max_running = running_of(o);
     plan.max_queue = o->max_queue > 0 ? o->max_queue : DEFAULT_QUEUE;
-    int64_t context = o->context > 0 ? o->context : arch->context;
-    int64_t chunk = o->chunk > 0
-                        ? weft__max(o->chunk, plan.max_running)
-                        : plan.max_running + weft__min(DEFAULT_PROMPTS, context * plan.max_running);
-    plan.ranks.limits = (struct weft__model_limits){
-        .tokens = chunk,
-        .outputs = weft__min(chunk, weft__max(OUTPUTS, plan.max_running)),
-        .activations = o->activations,
-        .context = context};
+    plan.ranks.limits = weft__plan_limits(o, o->context > 0 ? o->context : arch->context);
     measure(arch, checkpoint, &plan, &page_bytes);
     WEFT__TRY(size_pool(o, &plan, page_bytes, err));
     plan.ranks.limits.context = plan.context;

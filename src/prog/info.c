@@ -32,8 +32,9 @@ static weft_status measure(const struct info *info, int size, struct rank_memory
 {
     struct rank_memory most = {0};
     int64_t unit = weft__head_unit(info->checkpoint, &info->arch);
-    const struct weft__model_limits limits = {
-        .tokens = 512, .outputs = 96, .pages = 1, .context = info->arch.context};
+    const weft_engine_options defaults = {0};
+    struct weft__model_limits limits = weft__plan_limits(&defaults, info->arch.context);
+    limits.pages = 1;
     for (int r = 0; r < size; r++) {
         struct weft__arena arena = {0};
         struct weft__weights weights;
@@ -98,8 +99,7 @@ static weft_status print_text(const struct info *info, const char *dir, weft_err
         if (info->bytes_of[d] > 0)
             (void)printf(" %s %.1f MiB", weft_dtype_name((weft_dtype)d),
                          weft__mib(info->bytes_of[d]));
-    (void)printf(
-        "\n\nlargest rank   weights MiB   KV bytes/token   work MiB (512 tokens a step)\n");
+    (void)printf("\n\nlargest rank   weights MiB   KV bytes/token   work MiB (default --chunk)\n");
     for (int size = 1; size <= WEFT__MAX_RANKS; size *= 2) {
         struct rank_memory m;
         WEFT__TRY(measure(info, size, &m, err));
