@@ -102,13 +102,19 @@ void weft__conn_free(struct weft__conn *conn)
     free(conn);
 }
 
-/* Says goodbye and reads on for a while, so that the answer is not lost in a reset. */
+/* Reads on for a while, so that the answer, which is written, is not lost in a reset. */
+static void say_goodbye(struct weft__conn *conn)
+{
+    conn->deadline_ns = after_s(WEFT__LINGER_S);
+    (void)shutdown(conn->fd, SHUT_WR);
+}
+
 static void linger(struct weft__conn *conn)
 {
     conn->state = WEFT__CONN_LINGER;
-    conn->deadline_ns = after_s(WEFT__LINGER_S);
+    conn->deadline_ns = 0;
     conn->in.len = 0;
-    if (conn->out.len == conn->out_sent) (void)shutdown(conn->fd, SHUT_WR);
+    if (conn->out.len == conn->out_sent) say_goodbye(conn);
 }
 
 /* ---- writing ---- */
@@ -127,7 +133,7 @@ static void wrote_all(struct weft__conn *conn)
     conn->write_deadline_ns = 0;
     if (conn->out.cap > 2 * WEFT__PENDING_MAX) weft__buf_free(&conn->out);
     (void)event_del(conn->write_event);
-    if (conn->state == WEFT__CONN_LINGER) (void)shutdown(conn->fd, SHUT_WR);
+    if (conn->state == WEFT__CONN_LINGER) say_goodbye(conn);
 }
 
 static void on_writable(evutil_socket_t fd, short what, void *arg)

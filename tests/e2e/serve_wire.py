@@ -189,6 +189,18 @@ def test_blocked_reader(s):
         while piece := sock.recv(1 << 20):
             answer += piece
     same("answers read late", answer.count(b"HTTP/1.1 200 OK\r\n"), 500)
+    # So does who lets a large one wait, though the connection closes after it.
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        sock.settimeout(30)
+        sock.connect(("127.0.0.1", s.port))
+        sock.sendall(post({"tokens": [500] * 1000000}, "Connection: close", path="/detokenize"))
+        time.sleep(4)
+        answer = b""
+        while piece := sock.recv(1 << 20):
+            answer += piece
+    head, _, body = answer.partition(b"\r\n\r\n")
+    same("a large answer read late", b"Content-Length: %d\r\n" % len(body) in head, True)
     check("idle after it", s.wait_idle(30))
 
 
