@@ -23,6 +23,14 @@ struct weft__constraint {
 
 /* ---- which schema ---- */
 
+/* Before it is parsed, and as it is kept. */
+static bool check_size(size_t bytes, const char *param, struct weft__refusal *refusal)
+{
+    if (bytes <= SCHEMA_BYTES_MAX) return true;
+    return weft__refuse(refusal, 400, "invalid_value", param, "a schema of more than %d MiB",
+                        SCHEMA_BYTES_MAX >> 20);
+}
+
 static bool refuse_format(struct weft__refusal *refusal, const char *what)
 {
     return weft__refuse(refusal, 400, "invalid_value", "response_format", "response_format%s",
@@ -51,6 +59,7 @@ static bool read_native(struct weft__ask *ask, const json_t *text, struct weft__
     if (ask->schema != NULL)
         return weft__refuse(refusal, 400, "invalid_value", "json_schema",
                             "json_schema and response_format both ask for a schema");
+    if (!check_size(json_string_length(text), "json_schema", refusal)) return false;
     ask->schema =
         json_loadb(json_string_value(text), json_string_length(text), JSON_DECODE_ANY, NULL);
     if (ask->schema != NULL) return true;
@@ -130,10 +139,8 @@ bool weft__constrain_read(struct weft__ask *ask, const struct weft__server *serv
     ask->schema_text = json_dumps(ask->schema, JSON_COMPACT | JSON_ENCODE_ANY);
     if (ask->schema_text == NULL)
         return weft__refuse(refusal, 500, "out_of_memory", NULL, "no memory");
-    if (strlen(ask->schema_text) <= SCHEMA_BYTES_MAX) return true;
-    return weft__refuse(refusal, 400, "invalid_value",
-                        ask->forced_call ? "tools" : "response_format",
-                        "a schema of more than %d MiB", SCHEMA_BYTES_MAX >> 20);
+    return check_size(strlen(ask->schema_text), ask->forced_call ? "tools" : "response_format",
+                      refusal);
 }
 
 /* ---- guides ---- */
