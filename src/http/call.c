@@ -199,6 +199,7 @@ static void call_free(struct weft__call *call)
     if (call->next != NULL) call->next->prev = call->prev;
     if (call->prev != NULL || call->server->calls == call)
         *(call->prev != NULL ? &call->prev->next : &call->server->calls) = call->next;
+    call->server->body_bytes -= call->body_bytes;
     weft__buf_free(&call->prefix);
     weft__constraint_release(call->server, call->ask.constraint);
     free(call->part);
@@ -344,6 +345,8 @@ static bool begin(struct weft__call *call, struct weft__reading *r, struct weft_
     static const char *const prefix[] = {"cmpl-", "chatcmpl-", ""};
     const enum weft__ask_kind kind = call->ask.kind;
     char id[33];
+    call->body_bytes = (int64_t)r->body.len;
+    call->server->body_bytes += call->body_bytes;
     if (!weft__constrain(call->server, &call->ask, refusal) ||
         !make_parts(call, r->prompts, r->prompt_count, refusal))
         return false;

@@ -366,7 +366,7 @@ static void refuse_http(struct weft__conn *conn, int status)
     if (status == 417) why = "only the expectation 100-continue is known";
     if (status == 431) why = "the head is longer than 64 KiB or 128 lines";
     if (status == 501) why = "the only transfer coding known is chunked";
-    if (status == 503) why = "too many bodies are being received; try again later";
+    if (status == 503) why = "too many bodies are being received or answered; try again later";
     if (status == 505) why = "only HTTP/1.0 and HTTP/1.1 are spoken";
     (void)weft__refuse(&refusal, status, NULL, NULL, "%s", why);
     if (conn->request_id[0] == '\0') weft__server_new_id(conn->server, conn->request_id);

@@ -30,7 +30,7 @@ enum {
     WEFT__PATH_MAX = 4096,        /* bytes, decoded */
     WEFT__PENDING_MAX = 1 << 20,  /* bytes a stream's client may be behind */
     WEFT__ANSWER_MAX = 512 << 20, /* bytes of one answer */
-    WEFT__BODIES_MAX = 1 << 30,   /* bytes of bodies being received, all connections */
+    WEFT__BODIES_MAX = 1 << 30,   /* bytes of all bodies, until they are answered */
     WEFT__CONNECTIONS_MAX = 65536,
     WEFT__BODY_SMALL = 64 << 10,     /* bytes of a body that the loop's thread reads itself */
     WEFT__JSON_VALUES_MAX = 4 << 20, /* of one body: what bounds its memory once parsed */
@@ -412,6 +412,7 @@ struct weft__call {
     time_t created;
     uint64_t received_ns, sent_ns; /* sent: the last event */
     struct weft__buf prefix;       /* what every object of the answer begins with */
+    int64_t body_bytes;            /* of the body, which stays with it as JSON */
     bool probe;                    /* of /health_generate */
     bool head_sent, cancelled;
 };
