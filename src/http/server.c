@@ -235,6 +235,9 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
     if (server->draining && server->drain_deadline_ns != 0 && now > server->drain_deadline_ns &&
         !server->aborted)
         give_up_drain(server);
+    /* Bodies under way and clients that read slowly get no more time than that. */
+    if (server->aborted && now > server->drain_deadline_ns + (uint64_t)FAREWELL_S * SECOND)
+        (void)event_base_loopbreak(server->base);
     end_if_drained(server);
 }
 
