@@ -112,7 +112,6 @@ static void say_goodbye(struct weft__conn *conn)
 static void linger(struct weft__conn *conn)
 {
     conn->state = WEFT__CONN_LINGER;
-    conn->deadline_ns = 0;
     conn->in.len = 0;
     if (conn->out.len == conn->out_sent) say_goodbye(conn);
 }
@@ -529,7 +528,8 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 
 void weft__conn_sweep(struct weft__conn *conn, uint64_t now)
 {
-    bool late = conn->deadline_ns != 0 && now > conn->deadline_ns;
+    /* Before the client has read its answers, the time to read them counts. */
+    bool late = conn->out.len == 0 && conn->deadline_ns != 0 && now > conn->deadline_ns;
     if (conn->write_deadline_ns != 0 && now > conn->write_deadline_ns)
         weft__conn_kill(conn);
     else if (conn->state == WEFT__CONN_BODY && (late || now > conn->body_deadline_ns))
