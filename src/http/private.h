@@ -532,7 +532,6 @@ struct weft__server {
     struct weft__conn *conns, *graveyard;
     int64_t conn_count, body_bytes;
     struct weft__call *calls;
-    int64_t call_count;
     uint64_t id_state; /* of generated ids */
     struct weft__metrics metrics;
 };
