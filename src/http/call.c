@@ -354,7 +354,9 @@ static bool begin(struct weft__call *call, struct weft__reading *r, struct weft_
     const char *rid = kind == WEFT__ASK_NATIVE && call->ask.rid != NULL ? call->ask.rid : id;
     (void)snprintf(call->id, sizeof call->id, "%s%s", prefix[kind], rid);
     weft__render_begin(call);
-    return submit(call, refusal);
+    bool ok = submit(call, refusal);
+    if (call->cancelled) cancel(call); /* while its body was read */
+    return ok;
 }
 
 static void start(struct weft__conn *conn, struct weft__call *call, bool ok,

@@ -337,12 +337,16 @@ struct weft__reading { /* of one body */
     struct weft__buf answer;
 };
 
+struct weft__readings { /* in the order they were added */
+    struct weft__reading *first, *last;
+};
+
 struct weft__reader {
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t work;
-    struct weft__reading *waiting, *read; /* the first to be read; what was, in any order */
-    int64_t count;                        /* handed over and not finished; the loop's */
+    struct weft__readings waiting, read;
+    int64_t count; /* handed over and not finished; the loop's */
     bool started, closing;
 };
 

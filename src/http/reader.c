@@ -16,23 +16,32 @@ static void finish(struct weft__reading *r)
     free(r);
 }
 
+static void append(struct weft__readings *list, struct weft__reading *r)
+{
+    r->next = NULL;
+    if (list->first == NULL)
+        list->first = r;
+    else
+        list->last->next = r;
+    list->last = r;
+}
+
 static void *read_bodies(void *arg)
 {
     struct weft__server *server = arg;
     struct weft__reader *reader = &server->reader;
     (void)pthread_mutex_lock(&reader->mutex);
     while (!reader->closing) {
-        struct weft__reading *r = reader->waiting;
+        struct weft__reading *r = reader->waiting.first;
         if (r == NULL) {
             (void)pthread_cond_wait(&reader->work, &reader->mutex);
             continue;
         }
-        reader->waiting = r->next;
+        reader->waiting.first = r->next;
         (void)pthread_mutex_unlock(&reader->mutex);
         r->read(r);
         (void)pthread_mutex_lock(&reader->mutex);
-        r->next = reader->read;
-        reader->read = r;
+        append(&reader->read, r);
         weft__server_wake(server);
     }
     (void)pthread_mutex_unlock(&reader->mutex);
@@ -45,9 +54,7 @@ static void hand_over(struct weft__reading *r)
     r->conn->reading = r;
     reader->count++;
     (void)pthread_mutex_lock(&reader->mutex);
-    struct weft__reading **last = &reader->waiting;
-    while (*last != NULL) last = &(*last)->next;
-    *last = r;
+    append(&reader->waiting, r);
     (void)pthread_cond_signal(&reader->work);
     (void)pthread_mutex_unlock(&reader->mutex);
 }
@@ -92,8 +99,8 @@ static void finish_all(struct weft__reader *reader, struct weft__reading *list)
 void weft__reader_take(struct weft__reader *reader)
 {
     (void)pthread_mutex_lock(&reader->mutex);
-    struct weft__reading *list = reader->read;
-    reader->read = NULL;
+    struct weft__reading *list = reader->read.first;
+    reader->read.first = NULL;
     (void)pthread_mutex_unlock(&reader->mutex);
     finish_all(reader, list);
 }
@@ -116,8 +123,8 @@ void weft__reader_close(struct weft__reader *reader)
     (void)pthread_cond_signal(&reader->work);
     (void)pthread_mutex_unlock(&reader->mutex);
     (void)pthread_join(reader->thread, NULL);
-    finish_all(reader, reader->read);
-    finish_all(reader, reader->waiting);
+    finish_all(reader, reader->read.first);
+    finish_all(reader, reader->waiting.first);
     (void)pthread_mutex_destroy(&reader->mutex);
     (void)pthread_cond_destroy(&reader->work);
 }

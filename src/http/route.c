@@ -322,6 +322,13 @@ static void route_abort(struct weft__conn *conn)
             count++;
         }
     }
+    for (struct weft__conn *c = conn->server->conns; c != NULL; c = c->next) {
+        struct weft__call *unread = c->reading != NULL ? c->reading->call : NULL;
+        if (unread != NULL && (all || (rid != NULL && strcmp(rid, c->request_id) == 0))) {
+            weft__call_abort(unread);
+            count++;
+        }
+    }
     json_decref(body);
     struct weft__buf answer;
     weft__buf_init(&answer, 256);
