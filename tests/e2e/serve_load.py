@@ -216,7 +216,7 @@ def test_mix(s, root, seconds, quarantine):
 def main(weft, root, seconds, count):
     streams, quarantine = 1000, 0 # KiB that a sanitizer keeps of what was freed
     if sanitized(weft):
-        seconds, count, streams, quarantine = seconds / 4, count // 6, 100, 256 << 10
+        seconds, count, streams, quarantine = seconds / 4, count // 6, 30, 256 << 10
         print("a sanitizer's build: %d s, %d facts, %d streams" % (seconds, count, streams))
     # A small KV pool is soon touched whole: its pages don't look like memory that grows.
     with Server(weft, os.path.join(root, "models/atlas"), "--kv-tokens", "4096") as s:
