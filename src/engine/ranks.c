@@ -244,7 +244,7 @@ static weft_status rank_step(struct rank *r, const struct weft__batch *batch, we
     r->stats.prefill_ns += compute - decode;
     r->stats.collective_ns += moved;
     r->stats.wait_ns += after.wait_ns - before.wait_ns;
-    for (int kind = 0; kind < WEFT__TILING_KINDS; kind++)
+    for (enum weft__tiling_kind kind = 0; kind < WEFT__TILING_KINDS; kind++)
         r->stats.tiling[kind] = weft__model_tiling(r->model, kind);
     return status;
 }
