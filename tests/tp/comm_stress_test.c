@@ -105,9 +105,9 @@ static weft_status stress_reduce(weft_comm *comm, struct worker *worker, uint64_
 static weft_status stress_gather(weft_comm *comm, uint64_t turn, uint64_t bits, weft_error *err)
 {
     const struct weft__comm_link *link = &comm->link;
-    size_t sizes[WEFT__MAX_RANKS], total = 0;
+    size_t sizes[WEFT__MAX_RANKS];
     float in[4], out[4 * WEFT__MAX_RANKS];
-    for (int m = 0; m < link->size; m++) total += sizes[m] = (bits >> (2 * m) & 3) * sizeof *in;
+    for (int m = 0; m < link->size; m++) sizes[m] = (bits >> (2 * m) & 3) * sizeof *in;
     for (int i = 0; i < 4; i++) in[i] = value_of(link->world_rank[link->rank], turn, i);
     weft_gather op = {.rows = 1, .row_bytes_of = sizes, .in = in, .out = out};
     WEFT__TRY(weft_comm_all_gather(comm, &op, err));
