@@ -31,7 +31,7 @@ bench: all ## measure: the numbers of docs/PERFORMANCE.md
 	@cmake --build $(BUILD) --target bench
 
 fmt: ## format the C and CUDA sources
-	@git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
+	@git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' | xargs clang-format -i
 
 install: CONFIGURE := -DCMAKE_INSTALL_PREFIX=$(PREFIX)
 install: all ## install the program, libweft, headers, man page to PREFIX (DESTDIR is honoured)

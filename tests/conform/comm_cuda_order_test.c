@@ -1,17 +1,17 @@
 /* GPU ranks over time: chains of a thousand operations without a pause, graphs captured and
  * replayed in any order, many epochs with random delays. Results are compared with CPU ranks'. With
- * --soak, a million epochs. */
+ * --soak, a million epochs; with --short, few of everything. */
 #include "cuda_ranks.h"
 
 #include "base/numerics.h"
 
-enum { HIDDEN = 2048, ROWS = 3, BYTES = HIDDEN * ROWS * 2, LINKS = 1000, GRAPHS = 3, REPLAYS = 40 };
+enum { HIDDEN = 2048, ROWS = 3, BYTES = HIDDEN * ROWS * 2, GRAPHS = 3, REPLAYS = 40 };
 enum { ARENA_BYTES = 16 << 20 };
 
 struct job {
     weft_world *cpu;
     weft_path path;
-    int epochs;
+    int links, epochs;
 };
 
 /* One rank's tensors: an operation reads x and residual, writes residual in place, and y, which is
@@ -100,7 +100,7 @@ static weft_status chain(struct gpu_rank *self, weft_error *err)
     WEFT__TRY(weft_comm_open(job->cpu, self->rank, &cpu, err));
     struct tensors host = host_tensors(self->rank), gpu = {0};
     weft_status status = to_gpu(self, &host, &gpu, err);
-    for (int i = 0; i < LINKS && status == WEFT_OK; i++) {
+    for (int i = 0; i < job->links && status == WEFT_OK; i++) {
         /* By turns chained early, chained late and one by one; packed and plain. */
         struct weft__cuda_tuning tuning = {.path = gpu_path(self->comm, job->path),
                                            .sections = 1 + i / 5 % 3,
@@ -110,7 +110,7 @@ static weft_status chain(struct gpu_rank *self, weft_error *err)
         weft__cuda_tune(self->comm->kernels, &tuning);
         status = operate(self->comm, &gpu, i, err);
     }
-    for (int i = 0; i < LINKS && status == WEFT_OK; i++) status = operate(cpu, &host, i, err);
+    for (int i = 0; i < job->links && status == WEFT_OK; i++) status = operate(cpu, &host, i, err);
     if (status == WEFT_OK) status = weft_comm_sync(self->comm, err);
     if (status == WEFT_OK) status = compare(self, &host, &gpu, "chain", err);
     weft_comm_close(cpu);
@@ -224,6 +224,7 @@ static const weft_path paths[] = {WEFT_PATH_AUTO, WEFT_PATH_HOST, WEFT_PATH_COPY
 struct context {
     struct gpu_place place;
     bool soak;
+    int links, epochs;
 };
 
 static void run(const struct context *context, int p, gpu_fn *fn, struct job *job)
@@ -239,9 +240,10 @@ static void run(const struct context *context, int p, gpu_fn *fn, struct job *jo
 
 static void chains_hold(void **state)
 {
+    const struct context *context = *state;
     for (int p = 2; p <= 8; p += 3)
         for (size_t i = 0; i < WEFT__COUNT(paths); i++)
-            run(*state, p, chain, &(struct job){.path = paths[i]});
+            run(context, p, chain, &(struct job){.path = paths[i], .links = context->links});
 }
 
 static void graphs_replay_in_any_order(void **state)
@@ -256,16 +258,24 @@ static void epochs_hold(void **state)
     const struct context *context = *state;
     for (int p = context->soak ? 3 : 2; p <= 4; p += 2) {
         uint64_t begun = weft__now_ns();
-        int count = context->soak ? 1000000 : 20000;
-        run(context, p, epochs, &(struct job){.epochs = count});
-        printf("p = %d: %d epochs, %.1f s\n", p, count, (double)(weft__now_ns() - begun) / 1e9);
+        run(context, p, epochs, &(struct job){.epochs = context->epochs});
+        printf("p = %d: %d epochs, %.1f s\n", p, context->epochs,
+               (double)(weft__now_ns() - begun) / 1e9);
     }
 }
 
 int main(int argc, char **argv)
 {
+    const char *how = argc > 1 ? argv[1] : "";
     struct context context = {.place = gpu_place_or_skip("comm_cuda_order"),
-                              .soak = argc > 1 && strcmp(argv[1], "--soak") == 0};
+                              .soak = strcmp(how, "--soak") == 0,
+                              .links = 1000,
+                              .epochs = 20000};
+    if (context.soak) context.epochs = 1000000;
+    if (strcmp(how, "--short") == 0) { /* where everything is slow */
+        context.links = 40;
+        context.epochs = 1000;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(chains_hold, &context),
         cmocka_unit_test_prestate(graphs_replay_in_any_order, &context),

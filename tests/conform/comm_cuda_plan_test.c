@@ -1,5 +1,6 @@
 /* What GPU ranks measure at open: the same on all ranks, the fastest way of each operation and size
- * is chosen, what was asked for is kept to, and it does not take long. */
+ * is chosen, what was asked for is kept to, and it does not take long, which --short
+ * does not ask for. */
 #include "cuda_ranks.h"
 
 enum { WAYS = 1024, ARENA_BYTES = 4 << 20, HIDDEN = 6144, ROWS = 4, OPEN_MS = 3000 };
@@ -70,7 +71,7 @@ static void run(const struct gpu_place *place, int p, struct job *job)
     int64_t ms = (int64_t)(weft__now_ns() - begun) / 1000000;
     printf("p = %d: opened, measured %d ways and closed in %lld ms\n", p, job->count,
            (long long)ms);
-    assert_true(ms < OPEN_MS);
+    assert_true(place->brief || ms < OPEN_MS);
     assert_true(job->count > 0);
     for (int r = 1; r < p; r++) assert_true(job->hash[r] == job->hash[0]);
     weft_world_destroy(world);
@@ -119,9 +120,10 @@ static void what_was_asked_for_is_kept_to(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     struct gpu_place place = gpu_place_or_skip("comm_cuda_plan");
+    place.brief = argc > 1 && strcmp(argv[1], "--short") == 0;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(all_ranks_agree_on_the_fastest, &place),
         cmocka_unit_test_prestate(what_was_asked_for_is_kept_to, &place),

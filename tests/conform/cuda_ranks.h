@@ -10,13 +10,14 @@
 struct gpu_place {
     int devices;
     int ordinal[WEFT__MAX_RANKS];
-    int brief; /* under a tool that makes everything slow: so few cases; else 0 */
+    int brief; /* where a tool makes everything slow: so few cases; else 0 */
+    int most;  /* ranks */
 };
 
 /* Has to come before the first CUDA call: the driver reads the variable once. */
 static inline struct gpu_place gpu_place_or_skip(const char *test)
 {
-    struct gpu_place place = {0};
+    struct gpu_place place = {.most = 8};
     struct weft__cuda_driver driver = {0};
     weft_error err = {0};
     (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);

@@ -16,5 +16,5 @@ for folder in include src kernels tests examples; do
     [ ! -d $folder ] || folders="$folders $folder"
 done
 # shellcheck disable=SC2086 # a list on purpose
-find $folders -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort |
+find $folders -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' | sort |
     xargs "$tool" --dry-run -Werror --style=file

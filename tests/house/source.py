@@ -9,7 +9,7 @@ import sys
 MAX_FILE_LINES = 1000
 MAX_FUNCTION_LINES = 70
 FOLDERS = ("include", "src", "kernels", "tests", "examples", "tools", "docs", "cmake", "man", ".ci")
-C_NAMES = (".c", ".h", ".cu", ".cuh")
+C_NAMES = (".c", ".h", ".cu", ".cuh", ".cpp")
 TEXT_NAMES = C_NAMES + (".py", ".sh", ".md", ".txt", ".cmake", ".in", ".1", ".json.md")
 
 # Where a rule does not hold: file -> the rules it may break, each with its reason here.
