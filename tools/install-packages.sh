@@ -6,6 +6,7 @@ set -eu
 packages='
 make                  the front of the build
 gcc                   compiles weft
+g++                   compiles the stand-in for a GPU that tests use
 libc6-dev             C library headers
 cmake                 configures the build, runs the tests
 ninja-build           runs the build
