@@ -241,7 +241,7 @@ static bool copy_first(const struct weft__bench_options *o, const struct weft__b
                                       .prompt_len = first->prompt_len,
                                       .output_len = weft__min(first->output_len, WARMUP_TOKENS),
                                       .id_count = first->id_count};
-    weft__buf_init(&r->text, 1 << 20);
+    weft__buf_init(&r->text, WEFT__BENCH_MAX_ANSWER);
     if (first->ids != NULL) {
         size_t bytes = (size_t)first->id_count * sizeof *r->ids;
         r->ids = malloc(bytes + 1);

@@ -8,12 +8,13 @@
 
 enum {
     WEFT__BENCH_MAX_REQUESTS = 1 << 22,
-    WEFT__BENCH_MAX_ACTIVE = 65536,   /* requests running */
-    WEFT__BENCH_MAX_EVENTS = 1 << 22, /* of a request */
-    WEFT__BENCH_MAX_FILE = 1 << 30,   /* of a dataset or a result */
-    WEFT__BENCH_SHOWN = 3,            /* error texts that are quoted */
-    WEFT__METERS_MAX = 64,            /* GPUs and packages of a machine */
-    WEFT__SWEEP_MAX = 64,             /* loads of a sweep */
+    WEFT__BENCH_MAX_ACTIVE = 65536,    /* requests running */
+    WEFT__BENCH_MAX_EVENTS = 1 << 22,  /* of a request, and tokens that a server says */
+    WEFT__BENCH_MAX_ANSWER = 64 << 20, /* bytes of text */
+    WEFT__BENCH_MAX_FILE = 1 << 30,    /* of a dataset or a result */
+    WEFT__BENCH_SHOWN = 3,             /* error texts that are quoted */
+    WEFT__METERS_MAX = 64,             /* GPUs and packages of a machine */
+    WEFT__SWEEP_MAX = 64,              /* loads of a sweep */
 };
 
 enum weft__bench_dataset {

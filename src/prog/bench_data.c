@@ -114,7 +114,7 @@ static weft_status add_request(struct maker *m, const struct prompt *p)
     struct weft__bench_request *r = &m->data->request[m->data->count];
     *r = (struct weft__bench_request){
         .prompt_len = p->prompt_len, .output_len = p->output_len, .then = -1};
-    weft__buf_init(&r->text, 256 << 20);
+    weft__buf_init(&r->text, WEFT__BENCH_MAX_ANSWER);
     if (m->o->dir != NULL)
         WEFT__TRY(copy_ids(m, p, WEFT__ADD_SPECIAL, &r->ids, &r->id_count));
     else
@@ -283,7 +283,7 @@ static weft_status add_turn(struct maker *m, const int32_t *ids, int64_t count, 
                                       .then = -1,
                                       .prompt_len = last->prompt_len + last->output_len + count,
                                       .output_len = output_len};
-    weft__buf_init(&r->text, 256 << 20);
+    weft__buf_init(&r->text, WEFT__BENCH_MAX_ANSWER);
     m->data->count++;
     if (m->o->dir != NULL) {
         const struct prompt p = {.ids = ids, .count = count};
@@ -699,6 +699,7 @@ void weft__bench_data_reset(struct weft__bench_data *data)
         r->events = r->http = 0;
         r->usage_prompt = r->usage_output = -1;
         r->text.len = 0;
+        r->text.failed = false;
         r->end = WEFT__END_OK;
         r->error[0] = '\0';
         if (!r->later) continue;

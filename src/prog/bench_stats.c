@@ -168,8 +168,7 @@ static void push_itls(struct series *s, const struct weft__bench_request *r, boo
             bool split = spread && e->tokens >= 0 && last->tokens >= 0;
             int32_t news = split ? e->tokens - last->tokens : 1;
             if (news <= 0) continue;
-            for (int32_t k = 0; k < weft__min(news, 1 << 20); k++)
-                push(s, ms(last->ns, e->ns) / news);
+            for (int32_t k = 0; k < news; k++) push(s, ms(last->ns, e->ns) / news);
         }
         last = e;
     }

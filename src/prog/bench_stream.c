@@ -5,7 +5,7 @@
 
 #include "bench.h"
 
-enum { MAX_EVENT = 64 << 20, MAX_TEXT = 64 << 20 };
+enum { MAX_EVENT = WEFT__BENCH_MAX_ANSWER };
 
 void weft__bench_fail(struct weft__bench_request *r, enum weft__bench_end end, const char *format,
                       ...)
@@ -38,18 +38,17 @@ static bool key_is(const struct weft__json_text *key, const char *name)
     return key->len == strlen(name) && memcmp(key->data, name, key->len) == 0;
 }
 
-/* Values of an unexpected type are passed over: servers differ in what they add. */
-static void read_int(struct weft__json *json, int64_t *out)
+/* Values of an unexpected type are passed over: servers differ in what they add. A number that
+ * counts nothing would spoil the figures of the whole run. */
+static void read_count(struct weft__json *json, int64_t *out)
 {
-    struct weft__json ahead = *json;
     int64_t value;
-    if (weft__json_kind(json) == WEFT__JSON_NUMBER && weft__json_int(&ahead, &value) &&
-        value <= INT32_MAX) {
-        *json = ahead;
-        *out = value;
-    } else {
+    if (weft__json_kind(json) != WEFT__JSON_NUMBER)
         weft__json_skip(json);
-    }
+    else if (weft__json_int(json, &value) && (value < 0 || value > WEFT__BENCH_MAX_EVENTS))
+        weft__json_fail(json, "no count of tokens");
+    else if (json->error == NULL)
+        *out = value;
 }
 
 static void read_text(struct weft__json *json, struct weft__sse *sse, struct weft__buf *keep,
@@ -81,9 +80,9 @@ static void read_counts(struct weft__json *json, struct weft__sse *sse, struct s
     (void)weft__json_enter(json, WEFT__JSON_OBJECT);
     while (weft__json_member(json, &sse->key, &key)) {
         if (key_is(&key, "completion_tokens"))
-            read_int(json, &said->completion_tokens);
+            read_count(json, &said->completion_tokens);
         else if (key_is(&key, "prompt_tokens"))
-            read_int(json, &said->prompt_tokens);
+            read_count(json, &said->prompt_tokens);
         else if (key_is(&key, "finish_reason"))
             read_finish(json, said);
         else
@@ -153,9 +152,7 @@ static void add_event(struct weft__bench_request *r, const struct said *said, ui
         r->events_cap = cap;
     }
     r->event[r->events++] = (struct weft__bench_event){
-        .ns = now,
-        .tokens = (int32_t)weft__max(-1, weft__min(said->completion_tokens, INT32_MAX)),
-        .text = said->text_len > 0};
+        .ns = now, .tokens = (int32_t)said->completion_tokens, .text = said->text_len > 0};
 }
 
 static void take_event(struct weft__sse *sse, struct weft__bench_request *r, uint64_t now,
@@ -191,9 +188,15 @@ static void take_event(struct weft__sse *sse, struct weft__bench_request *r, uin
             weft__json_skip(&json);
         }
     }
-    if (!weft__json_end(&json)) {
-        weft__bench_fail(r, WEFT__END_BAD_EVENT, "not JSON: %.*s",
-                         (int)weft__min((int64_t)len, 180), data);
+    const char *wrong = !weft__json_end(&json) ? json.error
+                        : sse->done            ? "more after [DONE]"
+                        : r->text.failed       ? "more than 64 MiB of text"
+                        : said.completion_tokens >= 0 && said.completion_tokens < r->usage_output
+                            ? "completion_tokens fell"
+                            : NULL;
+    if (wrong != NULL) {
+        weft__bench_fail(r, WEFT__END_BAD_EVENT, "%s: %.*s", wrong,
+                         (int)weft__min((int64_t)len, 150), data);
         return;
     }
     sse->finish |= said.finish;
@@ -210,7 +213,7 @@ void weft__sse_init(struct weft__sse *sse)
     weft__buf_init(&sse->line, MAX_EVENT);
     weft__buf_init(&sse->data, MAX_EVENT);
     weft__buf_init(&sse->key, MAX_EVENT);
-    weft__buf_init(&sse->value, MAX_TEXT);
+    weft__buf_init(&sse->value, MAX_EVENT);
 }
 
 void weft__sse_restart(struct weft__sse *sse)

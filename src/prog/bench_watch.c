@@ -91,7 +91,7 @@ static void take_sample(struct weft__progress *p, const char *line, const char *
     text[end - space] = '\0';
     double value = strtod(text, NULL);
     size_t len = (size_t)(brace - line);
-    if (!isfinite(value)) return;
+    if (!(value >= 0 && value <= 1e15)) return; /* seconds and counts; differences stay finite */
     if (len > 10 && memcmp(line, "weft:rank_", 10) == 0)
         take_rank(p, line + 10, len - 10, line, end, value);
     else if (len == 19 && memcmp(line, "weft:uptime_seconds", 19) == 0)

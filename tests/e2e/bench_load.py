@@ -300,10 +300,16 @@ def test_failures():
     for mode, kind, word in (("404", "HTTP 4xx", "no 404 here"), ("429", "HTTP 4xx", "429"),
                              ("503", "HTTP 5xx", "no 503 here"), ("302", "another HTTP status than 200", "302"),
                              ("cut", "stream cut", "after 2 events"), ("ends-early", "stream cut", "after 2 events"),
-                             ("bad-json", "malformed event", "not JSON"),
+                             ("bad-json", "malformed event", "string"),
+                             ("not-a-number", "malformed event", "expected a value"),
+                             ("usage-negative", "malformed event", "no count of tokens"),
+                             ("usage-huge", "malformed event", "no count of tokens"),
+                             ("usage-larger", "malformed event", "integer"),
+                             ("usage-falls", "malformed event", "completion_tokens fell"),
+                             ("after-done", "malformed event", "after [DONE]"),
                              ("error-event", "error event", "out of pages"), ("no-output", "no output", ""),
                              ("plain", "no output", "not a stream"), ("hang", "timed out", "--timeout")):
-        answer = run(mode, stub.url, "--model", mode, "--timeout", "2", status=1)
+        answer = run(mode, stub.url, "--model", mode, "--timeout", "1", status=1)
         same(mode + ": kinds", answer["weft"]["failures"], {kind: 6})
         same(mode + ": counts", (answer["completed"], answer["failed"]), (0, 6))
         check(mode + ": says why", word in answer["weft"]["first_errors"][0], answer["weft"]["first_errors"])
@@ -313,6 +319,10 @@ def test_failures():
                      "--json")
         same("noise: status", done.returncode, 1)
         same("noise: counted", json.loads(done.stdout)["failed"], 4)
+    for tokenizer, kind in (([], "timed out"), (["--tokenizer", ATLAS], "malformed event")):
+        answer = run("endless", stub.url, "--model", "endless", "--num-prompts", "1", "--timeout", "1" if not tokenizer
+                     else "60", *tokenizer, status=1)
+        same("endless: an end by time, or by length where the text is kept", answer["weft"]["failures"], {kind: 1})
     run("allowed", stub.url, "--model", "503", "--allow-failures")
     done = bench(stub.url, "--vocab", "9", "--model", "503", "--num-prompts", "2", "--allow-failures")
     check("the table says it", "FAILED: 2 of 2 requests: HTTP 5xx" in done.stdout, done.stdout)

@@ -17,6 +17,17 @@ def chunk(data):
 class Stub:
     """Answers /v1/models, the two completions APIs and /generate. `bodies` holds what was asked."""
 
+    # a third event that is none
+    bad = {
+        "bad-json": '{"choices": [{"te',
+        "not-a-number": '{"choices": [{"text": "a", "logprob": NaN}]}',
+        "usage-negative": '{"choices": [], "usage": {"completion_tokens": -1}}',
+        "usage-huge": '{"choices": [], "usage": {"prompt_tokens": 2147483647}}',
+        "usage-larger": '{"choices": [], "usage": {"prompt_tokens": 99999999999999999999}}',
+        "usage-falls": '{"choices": [], "usage": {"completion_tokens": 4}}\n\n'
+                       'data: {"choices": [], "usage": {"completion_tokens": 3}}',
+    }
+
     def __init__(self, first=0.1, gap=0.02, models=("timed",), port=0):
         self.first, self.gap, self.models = first, gap, models
         self.bodies, self.starts = [], []
@@ -143,6 +154,11 @@ class Stub:
         newline = {"crlf": "\r\n", "cr": "\r"}.get(mode, "\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
                      b"Transfer-Encoding: chunked\r\n\r\n")
+        if mode == "endless":
+            text = "data: %s\n\n" % json.dumps(self.event(path, 1, "x" * 1000000, False, None))
+            while True: # until it is cut off
+                writer.write(chunk(text.encode()))
+                await writer.drain()
         if mode == "noise":
             for _ in range(50):
                 start = self.noise.choice(("", "data: ", 'data: {"choices": [', "data: [[[[", ": ", '"}]}', "\n\n"))
@@ -167,10 +183,12 @@ class Stub:
                 return False
             if i == 2 and mode == "ends-early":
                 break
-            if i == 2 and mode == "bad-json":
-                text = 'data: {"choices": [{"te\n\n'
             if i == 2 and mode == "error-event":
                 text = 'data: {"error": {"message": "out of pages"}}\n\ndata: [DONE]\n\n'
+            if i == 2 and mode in self.bad:
+                text = "data: %s\n\n" % self.bad[mode]
+            if mode == "after-done" and data == "[DONE]":
+                text += "data: %s\n\n" % events[0][1]
             if mode == "no-output" and data != "[DONE]":
                 continue
             raw = text.encode()

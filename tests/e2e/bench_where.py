@@ -217,6 +217,8 @@ def metrics(ranks, device="cuda", running=1, steps=1000):
                 lines.append('weft:rank_%s_seconds_total{x="y",rank="%d",device="%s"} %.6f'
                              % (name, i, device, share * now))
             lines.append('weft:rank_steps_total{x="y",rank="%d",device="%s"} %d' % (i, device, steps * now))
+        lines += ["weft:%s{} %s" % pair for pair in (("uptime_seconds", "-1e308"), ("http_cpu_seconds_total", "1e308"),
+                                                     ("num_requests_running", "NaN"))] # nothing that could be
         return "\n".join(lines) + "\n"
     return text
 
