@@ -395,6 +395,9 @@ json_t *weft__where_json(const struct weft__watch *watch, const struct weft__pro
 
 /* One page with the runs [count] of this command. */
 WEFT_CHECKED weft_status weft__bench_report(const char *path, const json_t *runs, weft_error *err);
+/* As a file, or as a line behind those a file has. */
+WEFT_CHECKED weft_status weft__bench_write_json(const char *path, bool append, const json_t *value,
+                                                weft_error *err);
 int weft__bench_calibrate(int argc, char **argv);
 int weft__bench_diagnose(int argc, char **argv);
 int weft__bench_compare(int argc, char **argv);

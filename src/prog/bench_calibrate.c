@@ -203,9 +203,9 @@ static weft_status save(const struct weft__profiles *profiles, const char *path,
                                                     p->memory_w, "compute_w", p->compute_w));
     }
     json_t *root = json_pack("{s:s, s:o}", "version", weft_version(), "profiles", list);
-    int failed = json_dump_file(root, path, JSON_INDENT(2));
+    weft_status status = weft__bench_write_json(path, false, root, err);
     json_decref(root);
-    return failed == 0 ? WEFT_OK : weft__fail(err, WEFT_IO, "%.200s: cannot be written", path);
+    return status;
 }
 
 int weft__bench_calibrate(int argc, char **argv)

@@ -668,15 +668,6 @@ static void put_details(json_t *object, const struct weft__bench_options *o,
     }
 }
 
-static weft_status save(const char *path, const json_t *object, weft_error *err)
-{
-    FILE *file = fopen(path, "a");
-    bool good =
-        file != NULL && json_dumpf(object, file, JSON_COMPACT) == 0 && fputc('\n', file) != EOF;
-    if (file != NULL && fclose(file) != 0) good = false;
-    return good ? WEFT_OK : weft__fail(err, WEFT_IO, "%.200s: cannot be written", path);
-}
-
 weft_status weft__bench_print(const struct weft__bench_options *o,
                               const struct weft__tokenizer *tok,
                               const struct weft__bench_data *data,
@@ -702,7 +693,8 @@ weft_status weft__bench_print(const struct weft__bench_options *o,
             print_table(o, data, run, &res);
             weft__where_print(watch, o->profiles, tokens);
         }
-        if (o->output_file != NULL) status = save(o->output_file, object, err);
+        if (o->output_file != NULL)
+            status = weft__bench_write_json(o->output_file, true, object, err);
         *out = object;
     }
     free(res.tokens);

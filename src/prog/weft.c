@@ -32,10 +32,10 @@ static void help(FILE *out)
 /* Output that could not be written is a failure, once, whatever the command thinks. */
 static int finish(const char *word, int status)
 {
-    bool flushed = fflush(stdout) == 0;
-    if (flushed && !ferror(stdout)) return status;
+    bool good = !ferror(stdout), closed = fclose(stdout) == 0;
+    if (good && closed) return status;
     (void)fprintf(stderr, "weft %s: cannot write to standard output%s%s\n", word,
-                  flushed ? "" : ": ", flushed ? "" : strerror(errno));
+                  closed ? "" : ": ", closed ? "" : strerror(errno));
     return WEFT__EXIT_FAILED;
 }
 

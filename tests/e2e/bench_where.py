@@ -417,6 +417,13 @@ def test_report():
     same("sweep: loads", [run["max_concurrency"] for run in runs], [1, 1, 2, 2, 4, 4])
     done = weft(stub.url, *SHORT, "--vocab", "9", "--num-prompts", "1", "--report", "/nowhere/x.html")
     check("report: not written: said", done.returncode == 1 and "cannot be written" in done.stderr, done.stderr)
+    before = path("old.jsonl", '{"old": 1}\n')
+    for option, file, left in (("--report", path("full.html"), ""), ("--output-file", before, '{"old": 1}\n')):
+        done = subprocess.run(["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", WEFT, "bench", stub.url, *SHORT, "--vocab", "9",
+                               "--num-prompts", "1", option, file], capture_output=True, check=False, text=True)
+        check(option + ": no room: said", done.returncode == 1 and "too large" in done.stderr, done.stderr)
+        with open(file, encoding="utf-8") as partial:
+            same(option + ": no room: no half of it", partial.read(), left)
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         print("no chromium: the report was not drawn")
