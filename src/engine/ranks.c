@@ -165,15 +165,15 @@ static weft_status send_rest(struct rank *r, const struct sizes *sizes, weft_err
 
 /* ---- one rank ---- */
 
-/* Room for the largest batch; pages of it exist once they are touched. */
+/* Room for the largest batch. No more sequences run than there can be outputs (sched.h). */
 static weft_status make_room(struct rank *r, weft_error *err)
 {
     const struct weft__model_limits *limits = &r->ranks->options.limits;
     const struct sizes largest = {.tokens = (int32_t)limits->tokens,
-                                  .seqs = (int32_t)limits->tokens,
+                                  .seqs = (int32_t)limits->outputs,
                                   .outputs = (int32_t)limits->outputs,
-                                  .pages =
-                                      limits->tokens * weft__ceil_div(limits->context, WEFT__PAGE)};
+                                  .pages = limits->outputs *
+                                           weft__ceil_div(limits->context, WEFT__PAGE)};
     if (r->ranks->options.size == 1) return WEFT_OK;
     r->packed_bytes = FIRST_BYTES + lay_out(NULL, &largest).bytes;
     r->packed = calloc(1, r->packed_bytes);

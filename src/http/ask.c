@@ -411,17 +411,16 @@ static bool read_common(struct weft__ask *ask, const json_t *params, struct weft
     return true;
 }
 
-bool weft__ask_read(struct weft__ask *ask, const struct weft__server *server,
-                    enum weft__ask_kind kind, json_t *body, struct weft__refusal *refusal)
+bool weft__ask_read(struct weft__ask *ask, const struct weft__server *server, json_t *body,
+                    struct weft__refusal *refusal)
 {
-    ask->kind = kind;
     ask->body = json_incref(body);
     ask->max_tokens = -1;
     ask->skip_special = ask->add_special = true;
     ask->logprobs = -1;
     ask->logprobs_from = -1;
     const json_t *params = body;
-    if (kind == WEFT__ASK_NATIVE) {
+    if (ask->kind == WEFT__ASK_NATIVE) {
         params = weft__field(body, "sampling_params");
         if (params != NULL && !json_is_object(params))
             return weft__refuse(refusal, 400, "invalid_type", "sampling_params",
@@ -431,9 +430,9 @@ bool weft__ask_read(struct weft__ask *ask, const struct weft__server *server,
         !read_common(ask, params, refusal) || !read_count(ask, params, refusal) ||
         !read_sampling(ask, server, params, refusal) || !read_stops(ask, params, refusal))
         return false;
-    bool ok = kind == WEFT__ASK_COMPLETION ? read_completion(ask, refusal)
-              : kind == WEFT__ASK_CHAT     ? read_chat(ask, refusal)
-                                           : read_native(ask, params, refusal);
+    bool ok = ask->kind == WEFT__ASK_COMPLETION ? read_completion(ask, refusal)
+              : ask->kind == WEFT__ASK_CHAT     ? read_chat(ask, refusal)
+                                                : read_native(ask, params, refusal);
     return ok && weft__constrain_read(ask, server, params, refusal);
 }
 

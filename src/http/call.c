@@ -331,11 +331,8 @@ static void read_call(struct weft__reading *r)
 {
     struct weft__ask *ask = &r->call->ask;
     json_t *body = weft__body_parse(&r->body, &r->refusal);
-    bool ok = body != NULL && weft__ask_read(ask, r->server, ask->kind, body, &r->refusal);
+    bool ok = body != NULL && weft__ask_read(ask, r->server, body, &r->refusal);
     json_decref(body);
-    if (ok && weft__engine_view(r->server->engine)->tokenizer == NULL)
-        ok = weft__refuse(&r->refusal, 400, "no_tokenizer", NULL,
-                          "this model has no tokenizer.json: its tokens cannot become text");
     if (ok) (void)weft__prompts_read(r->server, ask, &r->prompts, &r->prompt_count, &r->refusal);
 }
 

@@ -274,9 +274,10 @@ struct weft__ask { /* strings and slices point into `body` */
 
 /* Parses a body; the caller decrefs. NULL: refused. */
 json_t *weft__body_parse(const struct weft__buf *body, struct weft__refusal *refusal);
-/* Takes a reference to body. Zeroed by the caller; freed with weft__ask_free whatever comes. */
-bool weft__ask_read(struct weft__ask *ask, const struct weft__server *server,
-                    enum weft__ask_kind kind, json_t *body, struct weft__refusal *refusal);
+/* Takes a reference to body. Zeroed but for its kind by the caller; freed with weft__ask_free
+ * whatever comes. */
+bool weft__ask_read(struct weft__ask *ask, const struct weft__server *server, json_t *body,
+                    struct weft__refusal *refusal);
 void weft__ask_free(struct weft__ask *ask);
 
 /* A field, or NULL when it is absent or null. */

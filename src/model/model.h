@@ -152,7 +152,7 @@ struct weft__model_limits {
     int64_t pages;   /* KV pages */
     int64_t context; /* keys of a sequence, at most */
     weft_activations activations;
-    int64_t tile_rows; /* of what is summed in tiles; 0: measured whether; < 0: nothing is */
+    int64_t tile_rows; /* of what is summed in tiles; 0: measured whether */
 };
 
 struct weft__model_bytes { /* of one rank */

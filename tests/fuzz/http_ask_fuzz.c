@@ -58,11 +58,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t len)
     struct weft__buf body;
     int count = 0;
     if (len < 1) return 0;
+    ask.kind = (enum weft__ask_kind)(input[0] % 3);
     weft__buf_init(&body, len);
     weft__buf_append(&body, input + 1, len - 1);
     json_t *root = weft__body_parse(&body, &refusal);
-    bool ok = root != NULL &&
-              weft__ask_read(&ask, &server, (enum weft__ask_kind)(input[0] % 3), root, &refusal);
+    bool ok = root != NULL && weft__ask_read(&ask, &server, root, &refusal);
     if (ok) check_ask(&ask);
     ok = ok && weft__prompts_read(&server, &ask, &prompts, &count, &refusal);
     if (!ok) check_refusal(&refusal);

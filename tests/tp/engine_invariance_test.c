@@ -11,7 +11,15 @@
 
 #include "engine/engine.h"
 
-enum { PROMPT = 40, GENERATED = 6, OTHER = 23, ROWS_MAX = 600, PAGES = 80, VOCAB_MAX = 4096 };
+enum {
+    PROMPT = 40,
+    GENERATED = 6,
+    OTHER = 23,
+    ROWS_MAX = 600,
+    SEQS = 3,
+    PAGES = 80,
+    VOCAB_MAX = 4096,
+};
 
 struct fixture {
     const char *dir;
@@ -45,7 +53,7 @@ struct step {
     int32_t token[ROWS_MAX], position[ROWS_MAX], output[1];
     int64_t slot[ROWS_MAX];
     int32_t pages[2][PAGES / 2];
-    struct weft__seq seq[3];
+    struct weft__seq seq[SEQS];
     struct weft__batch batch;
 };
 
@@ -100,7 +108,7 @@ static struct weft__ranks *open_ranks(const struct fixture *f, const struct vari
                                                 .portable = v->portable,
                                                 .timeout_ms = 60000,
                                                 .limits = {.tokens = ROWS_MAX,
-                                                           .outputs = 1,
+                                                           .outputs = SEQS,
                                                            .pages = PAGES,
                                                            .context = PAGES / 2 * WEFT__PAGE,
                                                            .activations = f->activations,
@@ -181,9 +189,9 @@ static void check_model(const char *dir, weft_activations activations)
         {1, 2, true, 9, COMPANY, 0},       {1, 1, false, PROMPT, ALONE, 16},
         {1, 2, false, PROMPT, SPLIT, 0},
     };
-    static const struct variant same_tokens[] = {{2, 1, false, 7, COMPANY, -1},
+    static const struct variant same_tokens[] = {{2, 1, false, 7, COMPANY, 0},
                                                  {5, 1, false, 40, ALONE, 9}};
-    static const struct variant two_again[] = {{2, 2, false, PROMPT, ALONE, -1},
+    static const struct variant two_again[] = {{2, 2, false, PROMPT, ALONE, 0},
                                                {2, 1, false, PROMPT, COMPANY, 7},
                                                {2, 2, false, 17, ALONE, 8}};
     struct fixture f;
