@@ -150,9 +150,6 @@ static bool open_vocab(struct weft__server *server, struct weft__refusal *refusa
     const struct weft__engine_view *view = weft__engine_view(server->engine);
     weft_error err;
     if (server->guide_vocab != NULL) return true;
-    if (view->tokenizer == NULL)
-        return weft__refuse(refusal, 400, "no_tokenizer", "response_format",
-                            "this model has no tokenizer.json: its tokens cannot be constrained");
     if (weft__guide_vocab_open(view->tokenizer, view->arch->vocab, view->generation->eos,
                                view->generation->eos_count, &server->guide_vocab, &err) == WEFT_OK)
         return true;

@@ -38,7 +38,7 @@ void weft__server_close(struct weft__server *server); /* NULL allowed; before th
 int weft__server_port(const struct weft__server *server);
 bool weft__server_loaded(const struct weft__server *server); /* ready was called */
 
-/* From any thread: the engine is open, and stays so until the server is closed. */
+/* From any thread: the engine is open, has a tokenizer, and stays so until the server is closed. */
 void weft__server_ready(struct weft__server *server, weft_engine *engine);
 /* From any thread: run returns. For an engine that could not be opened. */
 void weft__server_quit(struct weft__server *server);

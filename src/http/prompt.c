@@ -12,9 +12,6 @@ static bool encode(const struct weft__server *server, struct weft__slice text, u
 {
     const struct weft__engine_view *view = weft__engine_view(server->engine);
     weft_error err;
-    if (view->tokenizer == NULL)
-        return weft__refuse(refusal, 400, "no_tokenizer", param,
-                            "this model has no tokenizer.json: send token ids");
     if (text.len > server->text_max)
         return weft__refuse(refusal, 400, "context_length_exceeded", param,
                             "a text of %zu bytes cannot fit into the context of %lld tokens",
@@ -345,9 +342,6 @@ static bool detokenize(const struct weft__server *server, const json_t *body,
     const json_t *list = weft__field(body, "tokens");
     struct weft__ids ids = {0};
     bool skip_special = false;
-    if (tokenizer == NULL)
-        return weft__refuse(refusal, 400, "no_tokenizer", "tokens",
-                            "this model has no tokenizer.json");
     if (!json_is_array(list))
         return weft__refuse(refusal, 400, "invalid_type", "tokens", "tokens must be a list of ids");
     bool ok = weft__field_bool(body, "skip_special_tokens", &skip_special, refusal) &&

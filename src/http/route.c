@@ -232,7 +232,7 @@ static char *read_template(const char *dir)
 static size_t text_max(const struct weft__engine_view *view)
 {
     size_t longest = 1;
-    for (int32_t id = 0; view->tokenizer && id < weft__tokenizer_size(view->tokenizer); id++) {
+    for (int32_t id = 0; id < weft__tokenizer_size(view->tokenizer); id++) {
         size_t len = weft__token_bytes(view->tokenizer, id).len;
         if (len > longest) longest = len;
     }
@@ -248,7 +248,7 @@ void weft__route_prepare(struct weft__server *server)
     server->calls_format = weft__calls_format(server->template);
     server->thinks = strstr(server->template, "</think>") != NULL;
     server->think_begin = server->think_end = -1;
-    if (!server->thinks || view->tokenizer == NULL) return;
+    if (!server->thinks) return;
     server->think_begin = weft__token_id(view->tokenizer, "<think>", 7);
     server->think_end = weft__token_id(view->tokenizer, "</think>", 8);
     server->mask_words = (size_t)weft__ceil_div(view->arch->vocab, 32);

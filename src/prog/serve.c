@@ -1,6 +1,7 @@
 /* weft serve: a model behind HTTP. */
 #include <jansson.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,7 @@ struct serve {
     weft_engine_options engine_options;
     struct weft__server *server;
     weft_engine *engine;
-    weft_status load_status;
+    atomic_bool load_failed; /* before the server is told to quit */
 };
 
 /* ---- the log ---- */
@@ -73,9 +74,13 @@ static void *load(void *arg)
 {
     struct serve *serve = arg;
     weft_error err;
-    serve->load_status = weft_engine_open(serve->dir, &serve->engine_options, &serve->engine, &err);
-    if (serve->load_status != WEFT_OK) {
+    weft_status status = weft_engine_open(serve->dir, &serve->engine_options, &serve->engine, &err);
+    if (status == WEFT_OK && weft__engine_view(serve->engine)->tokenizer == NULL)
+        status = weft__fail(&err, WEFT_NOT_FOUND,
+                            "%s: no tokenizer.json: a server needs the checkpoint's", serve->dir);
+    if (status != WEFT_OK) {
         (void)weft__report("serve", &err);
+        atomic_store(&serve->load_failed, true);
         weft__server_quit(serve->server);
         return NULL;
     }
@@ -100,19 +105,20 @@ static int run(struct serve *serve, const struct weft__server_options *options)
         return WEFT__EXIT_FAILED;
     }
     bool drained = weft__server_run(serve->server);
+    bool load_failed = atomic_load(&serve->load_failed);
     /* A load that is still going on, or requests that a second signal gave up, aren't waited for.
      */
-    if (!drained || !weft__server_loaded(serve->server)) {
+    if (!load_failed && (!drained || !weft__server_loaded(serve->server))) {
         if (pthread_tryjoin_np(loader, NULL) != 0) _exit(WEFT__EXIT_OK);
     } else {
         (void)pthread_join(loader, NULL);
     }
     weft__server_close(serve->server);
-    struct weft__engine_status engine = {.failed = serve->load_status != WEFT_OK};
+    struct weft__engine_status engine = {0};
     if (serve->engine != NULL) weft__engine_status(serve->engine, &engine);
     weft_engine_close(serve->engine);
     (void)fprintf(stderr, "weft serve: stopped\n");
-    return engine.failed ? WEFT__EXIT_FAILED : WEFT__EXIT_OK;
+    return load_failed || engine.failed ? WEFT__EXIT_FAILED : WEFT__EXIT_OK;
 }
 
 /* ---- options ---- */

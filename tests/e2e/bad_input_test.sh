@@ -108,6 +108,21 @@ model llama
 : >"$scratch/m/model.safetensors"
 expect 1 'model.safetensors' "$weft" check "$scratch/m"
 
+# ---- a server that cannot load: its status, every time ----
+serve_fails() { # serve_fails WORDS MODEL
+    code=0
+    timeout 60 "$weft" serve "$2" --port 0 2>"$scratch/err" || code=$?
+    if [ $code != 1 ] || ! grep -q "$1" "$scratch/err"; then
+        echo "FAILED: serve $2: exit $code: $(head -c 500 "$scratch/err")"
+        failures=$((failures + 1))
+    fi
+}
+for _ in $(seq 30); do
+    serve_fails config.json "$scratch/empty"
+done
+model llama
+serve_fails 'no tokenizer.json' "$scratch/m"
+
 # ---- prompts ----
 yes word | head -n 5000 | tr '\n' ' ' >"$scratch/long"
 expect 1 '1024|context' "$weft" run "$root/models/atlas" "$(cat "$scratch/long")"
