@@ -29,7 +29,7 @@ typedef struct weft_engine_options {
      * weft_world_options. */
     const char *rendezvous;
     bool portable; /* plain C kernels even where faster ones run: same bits, slower */
-    /* Called while loading with the share done, 0 to 1, from the thread that opens. */
+    /* Called while loading with the share done, 0 to 1, from a thread of the engine. */
     void (*on_progress)(void *ctx, double share);
     void *ctx;
 } weft_engine_options;

@@ -140,7 +140,6 @@ static weft_status load(struct weft_engine *e, const weft_engine_options *option
     WEFT__TRY(weft__checkpoint_open(e->dir, &e->checkpoint, err));
     WEFT__TRY(load_text_side(e, err));
     WEFT__TRY(weft__plan_make(&e->arch, e->checkpoint, options, &e->plan, err));
-    weft__warm(e->checkpoint, &e->arch, options);
     return open_sched(e, err);
 }
 

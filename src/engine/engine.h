@@ -24,6 +24,8 @@ struct weft__ranks_options {
     uint32_t timeout_ms;
     const char *rendezvous; /* of weft_world_options; NULL: threads */
     struct weft__model_limits limits;
+    void (*on_progress)(void *ctx, double share); /* NULL, or rank 0's */
+    void *ctx;
 };
 
 struct weft__rank_stats {
@@ -95,9 +97,10 @@ weft_status weft__plan_make(const struct weft__arch *arch, struct weft__checkpoi
                             const weft_engine_options *options, struct weft__plan *out,
                             weft_error *err);
 
-/* Starts reading the weights that the model uses; with on_progress, waits for them and reports. */
+/* Starts reading the weights that the model uses; with on_progress, waits for them and reports, to
+ * the other ranks by signs of life. */
 void weft__warm(const struct weft__checkpoint *checkpoint, const struct weft__arch *arch,
-                const weft_engine_options *options);
+                const struct weft__ranks_options *options, weft_comm *comm);
 
 /* ---- engine, for the server and the programs ---- */
 

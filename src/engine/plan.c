@@ -97,6 +97,8 @@ static weft_status choose_ranks(const weft_engine_options *o, struct weft__ranks
     ranks->portable = o->portable;
     ranks->timeout_ms = o->timeout_ms;
     ranks->rendezvous = o->rendezvous;
+    ranks->on_progress = o->on_progress;
+    ranks->ctx = o->ctx;
     int64_t most = weft__max((int64_t)THREADS_A_CPU * cpus, 4 * WEFT__MAX_RANKS);
     if ((int64_t)ranks->size * ranks->threads > most)
         return weft__fail(

@@ -190,6 +190,7 @@ static weft_status rank_load(struct rank *r, weft_error *err)
     };
     WEFT__TRY(all->device->core->open(&options, &r->dev, err));
     WEFT__TRY(make_room(r, err));
+    if (r->index == 0) weft__warm(all->checkpoint, all->arch, &all->options, r->comm);
     return weft__model_open(all->arch, all->checkpoint, all->device, r->dev, r->comm,
                             &all->options.limits, &r->model, err);
 }
@@ -205,7 +206,7 @@ static weft_status take_options(struct rank *r, weft_error *err)
     return WEFT_OK;
 }
 
-/* Returns when all ranks have loaded, which may take long, or one has failed. */
+/* Returns when all ranks have loaded, which may take long with signs of life, or one has failed. */
 static weft_status rank_open(struct rank *r, weft_error *err)
 {
     WEFT__TRY(weft_comm_open(r->ranks->world, r->index, &r->comm, err));
@@ -215,8 +216,7 @@ static weft_status rank_open(struct rank *r, weft_error *err)
         weft_comm_abort(r->comm, err->text);
         return status;
     }
-    const weft_gather all_ready = {.rows = 1, .patient = true};
-    return weft_comm_all_gather(r->comm, &all_ready, err);
+    return weft_comm_barrier(r->comm, err);
 }
 
 static uint64_t sampled_rows(const struct weft__batch *batch)

@@ -16,7 +16,7 @@ static void populate(const uint8_t *data, size_t bytes)
 }
 
 void weft__warm(const struct weft__checkpoint *checkpoint, const struct weft__arch *arch,
-                const weft_engine_options *options)
+                const struct weft__ranks_options *options, weft_comm *comm)
 {
     int64_t count = weft__checkpoint_count(checkpoint);
     uint64_t total = 0, done = 0;
@@ -25,6 +25,7 @@ void weft__warm(const struct weft__checkpoint *checkpoint, const struct weft__ar
         if (!weft__tensor_used(arch, &tensor)) continue;
         total += (uint64_t)tensor.bytes;
         weft__tensor_prefetch(&tensor, 0, tensor.bytes);
+        weft_comm_heartbeat(comm);
     }
     if (options->on_progress == NULL) return;
     for (int64_t i = 0; i < count; i++) {
@@ -35,6 +36,7 @@ void weft__warm(const struct weft__checkpoint *checkpoint, const struct weft__ar
             populate(tensor.data + at, (size_t)bytes);
             done += (uint64_t)bytes;
             options->on_progress(options->ctx, (double)done / (double)total);
+            weft_comm_heartbeat(comm);
         }
     }
 }

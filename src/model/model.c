@@ -254,7 +254,7 @@ weft_status weft__model_open(const struct weft__arch *arch, struct weft__checkpo
     m->shard = weft__shard_of(arch, weft__head_unit(checkpoint, arch), weft_comm_rank(comm),
                               weft_comm_size(comm));
     weft_status status =
-        weft__weights_load(checkpoint, arch, &m->shard, true, &m->arena, &m->weights, err);
+        weft__weights_load(checkpoint, arch, &m->shard, comm, &m->arena, &m->weights, err);
     if (status == WEFT_OK) status = make_tables(m, err);
     if (status == WEFT_OK) status = allocate(m, err);
     if (status == WEFT_OK) status = prepare(m, err);

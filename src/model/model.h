@@ -125,10 +125,10 @@ struct weft__weights {
     size_t mapped_bytes;       /* of the checkpoint that this rank reads */
 };
 
-/* Finds and slices every tensor of the rank. Vectors and tables live in the arena. check: also
- * reads the scales and refuses NaN among them; without, no matrix is touched. */
+/* Finds and slices every tensor of the rank. Vectors and tables live in the arena. comm not NULL:
+ * also reads the scales and refuses NaN among them, with a sign of life a matrix. */
 weft_status weft__weights_load(struct weft__checkpoint *checkpoint, const struct weft__arch *arch,
-                               const struct weft__shard *shard, bool check,
+                               const struct weft__shard *shard, weft_comm *comm,
                                struct weft__arena *arena, struct weft__weights *out,
                                weft_error *err);
 

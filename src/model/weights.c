@@ -12,7 +12,7 @@ struct loader {
     const struct weft__arch *arch;
     const struct weft__shard *shard;
     struct weft__arena *arena;
-    bool check; /* scales for NaN, which reads them */
+    weft_comm *comm; /* NULL: scales are not checked for NaN, which reads them */
     int64_t layer;
     size_t mapped_bytes;
     weft_error *err;
@@ -105,11 +105,13 @@ static weft_status slice(struct loader *load, const struct weft__linear_view *vi
                              .row_bytes = view->row_bytes,
                              .scale_global = view->scale_global};
     int64_t bits = weft__dtype_bits(view->dtype);
+    if (load->comm != NULL) weft_comm_heartbeat(load->comm);
     set_activations(view, &w);
     w.data = view->weight.data + rows.begin * view->row_bytes + cols.begin * bits / 8;
     load->mapped_bytes += (size_t)(rows.count * cols.count * bits / 8);
     if (view->kind == WEFT__LINEAR_NVFP4) {
-        if (load->check) WEFT__TRY(weft__linear_check(view, rows.begin, rows.count, load->err));
+        if (load->comm != NULL)
+            WEFT__TRY(weft__linear_check(view, rows.begin, rows.count, load->err));
         w.scale_kind = WEFT__SCALE_NVFP4;
         w.scale_row_bytes = view->in / NVFP4_BLOCK;
         w.scale = view->scale.data + rows.begin * w.scale_row_bytes + cols.begin / NVFP4_BLOCK;
@@ -371,7 +373,7 @@ static weft_status load_ends(struct loader *load, struct weft__weights *weights)
 }
 
 weft_status weft__weights_load(struct weft__checkpoint *checkpoint, const struct weft__arch *arch,
-                               const struct weft__shard *shard, bool check,
+                               const struct weft__shard *shard, weft_comm *comm,
                                struct weft__arena *arena, struct weft__weights *out,
                                weft_error *err)
 {
@@ -380,7 +382,7 @@ weft_status weft__weights_load(struct weft__checkpoint *checkpoint, const struct
                           .arch = arch,
                           .shard = shard,
                           .arena = arena,
-                          .check = check,
+                          .comm = comm,
                           .err = err};
     WEFT__TRY(load_ends(&load, &weights));
     weights.layer = weft__arena_array(arena, (size_t)arch->layers, sizeof *weights.layer);

@@ -40,7 +40,7 @@ static weft_status measure(const struct info *info, int size, struct rank_memory
         struct weft__weights weights;
         struct weft__shard shard = weft__shard_of(&info->arch, unit, r, size);
         weft_status status =
-            weft__weights_load(info->checkpoint, &info->arch, &shard, false, &arena, &weights, err);
+            weft__weights_load(info->checkpoint, &info->arch, &shard, NULL, &arena, &weights, err);
         weft__arena_free(&arena);
         if (status != WEFT_OK) return status;
         struct weft__model_bytes bytes = weft__model_measure(&info->arch, &shard, &limits);

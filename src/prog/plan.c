@@ -65,7 +65,7 @@ weft_status weft__print_plan(const struct weft__arch *arch, struct weft__checkpo
         struct weft__weights weights;
         struct weft__shard shard = weft__shard_of(arch, unit, r, size);
         weft_status status =
-            weft__weights_load(checkpoint, arch, &shard, false, &arena, &weights, err);
+            weft__weights_load(checkpoint, arch, &shard, NULL, &arena, &weights, err);
         if (status == WEFT_OK) print_rank(arch, &shard, &weights);
         weft__arena_free(&arena);
         if (status != WEFT_OK) return status;

@@ -36,7 +36,6 @@ weft_status weft__solo_start(struct weft__solo *solo, const weft_engine_options 
     if (sized.context == 0) sized.context = weft__min(tokens, solo->arch.context);
     WEFT__TRY(weft__plan_make(&solo->arch, solo->checkpoint, &sized, &solo->plan, err));
     if (verbose) WEFT__TRY(weft__print_plan(&solo->arch, solo->checkpoint, &solo->plan, err));
-    weft__warm(solo->checkpoint, &solo->arch, options);
     WEFT__TRY(
         weft__ranks_open(&solo->arch, solo->checkpoint, &solo->plan.ranks, &solo->ranks, err));
     return make_batch_space(solo, err);

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -146,6 +147,47 @@ static void a_prompt_is_needed(void **state)
     assert_non_null(strstr(err.text, "messages, text or ids"));
 }
 
+/* Reading weights that takes ms a call, once or each time. */
+struct slow {
+    unsigned ms, calls;
+    bool once;
+};
+
+static void read_slowly(void *ctx, double share)
+{
+    struct slow *slow = ctx;
+    (void)share;
+    if (slow->calls++ == 0 || !slow->once) (void)usleep(slow->ms * 1000);
+}
+
+static weft_status open_slowly(uint32_t timeout_ms, struct slow *slow, weft_error *err)
+{
+    const weft_engine_options options = {.ranks = 2,
+                                         .threads = 1,
+                                         .context = 64,
+                                         .max_running = 1,
+                                         .timeout_ms = timeout_ms,
+                                         .on_progress = read_slowly,
+                                         .ctx = slow};
+    weft_engine *engine;
+    weft_status status =
+        weft_engine_open(WEFT_SOURCE_DIR "/tests/golden/models/llama", &options, &engine, err);
+    if (status == WEFT_OK) weft_engine_close(engine);
+    return status;
+}
+
+/* The other rank waits while there are signs of life. */
+static void loading_may_take_long_but_not_hang(void **state)
+{
+    struct slow all = {.ms = 50}, one = {.ms = 800, .once = true};
+    weft_error err = {0};
+    (void)state;
+    if (open_slowly(1000, &all, &err) != WEFT_OK) fail_msg("%s", err.text);
+    assert_true(all.calls * all.ms > 1000);
+    assert_int_equal(open_slowly(300, &one, &err), WEFT_TIMEOUT);
+    assert_non_null(strstr(err.text, "rank 0 gave no sign of life for 300 ms"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -154,6 +196,7 @@ int main(void)
         cmocka_unit_test(ids_length_and_seed_are_heeded),
         cmocka_unit_test(wrong_messages_are_named),
         cmocka_unit_test(a_prompt_is_needed),
+        cmocka_unit_test(loading_may_take_long_but_not_hang),
     };
     return cmocka_run_group_tests(tests, open_atlas, close_atlas);
 }
