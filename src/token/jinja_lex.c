@@ -22,7 +22,8 @@ weft_status weft__j_report(weft_error *err, weft_status status, const char *name
         }
     (void)vsnprintf(message, sizeof message, format, args);
     weft__j_clean(message);
-    return weft__fail(err, status, "%s: line %d, column %d: %s", name, line, column, message);
+    return weft__fail(err, status, "%s: line %d, column %d: %s%s", name, line, column, message,
+                      status == WEFT_UNSUPPORTED ? ": not supported" : "");
 }
 
 void weft__j_syntax(struct jparser *parser, weft_status status, size_t offset, const char *format,
@@ -249,7 +250,7 @@ static void lex_string(struct jparser *parser, struct jtoken *out)
         const char *next = unescape(from + 1, p, &to);
         if (next == NULL) {
             weft__j_syntax(parser, WEFT_UNSUPPORTED, (size_t)(from - text),
-                           "the string escape \\%c, malformed or not supported", from[1]);
+                           "the string escape \\%c, or this form of it", from[1]);
             return;
         }
         from = next;

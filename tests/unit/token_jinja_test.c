@@ -144,7 +144,7 @@ static void errors_name_the_construct_and_the_place(void **state)
          "attribute 'b'"},
         {"{{ nope.x }}", WEFT_INVALID, "'nope' is undefined"},
         {"{{ 1 + 'a' }}", WEFT_INVALID, "unsupported operand type(s) for +: 'int' and 'str'"},
-        {"{{ strftime_now('%Q') }}", WEFT_UNSUPPORTED, "the time format '%Q'"},
+        {"{{ strftime_now('%Q') }}", WEFT_UNSUPPORTED, "the time format '%Q': not supported"},
         {"\xff", WEFT_FORMAT, "not valid UTF-8"},
     };
     json_t *vars = json_pack("{s:{}}", "a");
