@@ -207,9 +207,10 @@ int weft__chunked_feed(struct weft__chunked *c, const char *data, size_t len, si
             break;
         }
         size_t size = (size_t)(stop - line);
-        if (size == 0 || line[size - 1] != '\r') return 400;
         at += size + 1;
-        if (c->state == WEFT__CHUNK_SIZE)
+        if (size == 0 || line[size - 1] != '\r')
+            status = 400;
+        else if (c->state == WEFT__CHUNK_SIZE)
             status = chunk_line(c, line, size - 1);
         else if (c->state == WEFT__CHUNK_END && size == 1)
             c->state = WEFT__CHUNK_SIZE;

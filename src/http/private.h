@@ -98,7 +98,8 @@ struct weft__chunked { /* zeroed: at the start of a chunked body */
     uint64_t left; /* of the chunk */
     int trailers;
 };
-/* Takes *used of the bytes, appends what they carry. Returns 0 or the status to refuse with. */
+/* Takes *used of the bytes, also of bad ones, appends what they carry. Returns 0 or the status to
+ * refuse with. */
 int weft__chunked_feed(struct weft__chunked *chunked, const char *data, size_t len, size_t *used,
                        struct weft__buf *body);
 

@@ -65,6 +65,7 @@ def test_refusals(s):
             ("huge length", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 999999999999\r\n\r\n", 413),
             ("over the cap", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 67108865\r\n\r\n", 413),
             ("bad chunk", b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+            ("chunk ended by LF", b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\n{}\n0\n\n", 400),
             ("gzip", b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
             ("no colon", b"GET / HTTP/1.1\r\nHost\r\n\r\n", 400),
             ("folded", b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n", 400),

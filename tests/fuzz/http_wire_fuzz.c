@@ -37,17 +37,19 @@ static void use_chunks(const char *data, size_t len, size_t piece)
 {
     struct weft__chunked whole = {0}, cut = {0};
     struct weft__buf a, b;
-    size_t used_a = 0, used_b = 0;
+    size_t used_a = SIZE_MAX, used_b = 0;
     weft__buf_init(&a, 4096);
     weft__buf_init(&b, 4096);
     int status_a = weft__chunked_feed(&whole, data, len, &used_a, &a), status_b = 0;
     for (size_t end = piece; status_b == 0 && cut.state != WEFT__CHUNK_DONE; end += piece) {
-        size_t used = 0;
+        size_t used = SIZE_MAX;
         if (end > len) end = len;
         status_b = weft__chunked_feed(&cut, data + used_b, end - used_b, &used, &b);
+        if (used > end - used_b) abort();
         if (status_b == 0) used_b += used;
         if (end == len) break;
     }
+    if (used_a > len) abort();
     if (status_a == 0 && status_b == 0 &&
         (used_a != used_b || a.len != b.len || (a.len > 0 && memcmp(a.data, b.data, a.len) != 0)))
         abort();

@@ -153,17 +153,16 @@ static void bad_chunks_have_their_status(void **unused)
     } cases[] = {
         {"\r\n", 400},      {"g\r\n", 400},         {"5\nhello", 400},
         {"-1\r\n", 400},    {"3\r\nabcd\r\n", 400}, {"ffffffffffffff\r\n", 400},
-        {"ffff\r\na", 413}, {"0x3\r\nabc", 400},
+        {"ffff\r\na", 413}, {"0x3\r\nabc", 400},    {"\n", 400},
     };
     for (size_t i = 0; i < WEFT__COUNT(cases); i++) {
         struct weft__chunked chunked = {0};
         struct weft__buf body;
-        size_t used;
+        size_t len = strlen(cases[i].text), used = SIZE_MAX;
         weft__buf_init(&body, 100);
-        int status =
-            weft__chunked_feed(&chunked, cases[i].text, strlen(cases[i].text), &used, &body);
-        if (status != cases[i].status)
-            fail_msg("%s: %d, wanted %d", cases[i].text, status, cases[i].status);
+        int status = weft__chunked_feed(&chunked, cases[i].text, len, &used, &body);
+        if (status != cases[i].status || used > len)
+            fail_msg("%s: %d, wanted %d; %zu used", cases[i].text, status, cases[i].status, used);
         weft__buf_free(&body);
     }
 }
