@@ -2,6 +2,7 @@
  * waits in `in`, up to a limit. Reading goes on while a request is answered, since the end of the
  * input is how a client that left is noticed. Writes go straight to the socket; only what it does
  * not take waits in `out`. */
+#include <ctype.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -488,6 +489,9 @@ static void process(struct weft__conn *conn)
                 refuse_http(conn, 431);
             else if (size > 0)
                 take_head(conn, size);
+            else if (conn->in.len > 0 && conn->in.data[0] != '\r' &&
+                     !isgraph((unsigned char)conn->in.data[0]))
+                refuse_http(conn, 400); /* TLS, most likely, which waits for an answer, too */
         } else if (conn->state == WEFT__CONN_BODY) {
             take_body(conn);
         }

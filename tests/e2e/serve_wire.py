@@ -72,7 +72,7 @@ def test_refusals(s):
             ("blank before colon", b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", 400),
             ("bare LF", b"GET / HTTP/1.1\nHost: x\r\n\r\n", 400),
             ("NUL", b"GET / HTTP/1.1\r\nA: \0\r\n\r\n", 400),
-            ("not HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+            ("not HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
             ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\n", 505),
             ("bad escape", b"GET /%zz HTTP/1.1\r\n\r\n", 400),
             ("NUL in the path", b"GET /a%00b HTTP/1.1\r\n\r\n", 400),
