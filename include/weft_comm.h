@@ -98,14 +98,16 @@ WEFT_API int weft_comm_size(const weft_comm *comm);
 /* ---- memory ---- */
 
 /* Memory that peers can read, zeroed, aligned to 64 bytes, owned by the world, valid until comm is
- * closed. An input that lies in it is not copied; the operation then returns only when all peers
- * have read it. Not collective, but call it alike on all ranks. */
+ * closed. An input that lies in it is not copied; the operation is then complete only when all
+ * peers have read it. Not collective, but call it alike on all ranks. Between GPUs it is device
+ * memory, good for long allreduces: their inputs lie in the same place on all ranks, and are read
+ * there where that was measured to be faster. */
 WEFT_API WEFT_CHECKED weft_status weft_comm_heap_alloc(weft_comm *comm, size_t bytes, void **out,
                                                        weft_error *err);
 
-/* Where to write the input of the next operation on comm: neither copied nor waited for, the
- * fastest way in. At most message_bytes. Good for exactly that operation (ask again for the one
- * after); an outdated buffer is refused. */
+/* CPU ranks only. Where to write the input of the next operation on comm: neither copied nor waited
+ * for, the fastest way in. At most message_bytes. Good for exactly that operation (ask again for
+ * the one after); an outdated buffer is refused. */
 WEFT_API WEFT_CHECKED weft_status weft_comm_input(weft_comm *comm, size_t bytes, void **out,
                                                   weft_error *err);
 
@@ -256,10 +258,12 @@ typedef struct weft_comm_way {
     const char *op; /* "allreduce" (with norm), "reduce_scatter", "all_gather", "broadcast" */
     size_t bytes;   /* of a rank's input */
     weft_path path;
-    const char *form; /* in which data travels: "packed", "dense", "plain" (docs/CUDA.md) */
+    const char *form; /* in which data travels: "packed", "dense", "plain", "in place"
+                         (docs/CUDA.md) */
     weft_algorithm algorithm;
     float us;    /* an operation, on the slowest rank */
-    bool chosen; /* what operations of about this size do */
+    bool chosen; /* what operations of about this size do; "in place": those whose x is in the heap
+                  */
 } weft_comm_way;
 
 /* The plan: writes at most max ways, returns how many there are. 0 between CPU ranks. */

@@ -24,8 +24,8 @@ extern "C" __global__ void weft__step(const __grid_constant__ struct weft__cuda_
     call.phase = a.phase;
     if (a.step == WEFT__CUDA_MEET) {
         send_arrival(call);
-        await_arrivals(call, look_for_arrival(call));
-        say_inside(a, call.epoch);
+        bool there = await_arrivals(call, look_for_arrival(call));
+        if (__all_sync(~0u, there)) say_inside(a, call.epoch);
     } else if (a.step == WEFT__CUDA_AWAIT) {
         if (source < link->ranks && source != link->rank)
             (void)await_flag(call, &last, source, a.flag);

@@ -7,6 +7,7 @@
  *     one-shot   reads n, writes n to each slot, reads p * n from slots; or, plain data, reads x
  *                once more in the place of its own slot
  *     two-shot   the same with n / p to each owner; then the owner's sums, again n / p to each
+ *     in place   the same, but inputs are read where they are, in each rank's own memory
  *     afterwards reads the residual, writes residual_out, y, codes, scales
  * Order: see wait.cuh. Outputs may be the inputs: a row's results are stored by the thread that has
  * read the same elements of that row, after it has. */
@@ -358,16 +359,23 @@ __device__ void glance(place &at, struct patience *last, uint64_t offset, int s,
     }
 }
 
-/* Plain data, which is there already. In the rows of inputs, this rank's own may be elsewhere. */
+__device__ static inline bool in_place(const place &at) { return at.a->from[0] != 0; }
+
+/* Plain data, which is there already. In the rows of inputs, this rank's own may be elsewhere, and
+ * so may all. */
 template <class T, int COUNT>
 __device__ void take_plain(const place &at, int t, int group, int s, int last,
                            uint4 (*in)[wire<T, plain>::EACH])
 {
+    const struct weft__cuda_link *link = &at.a->link;
     uint64_t offset = offset_of<T, plain>(at, t, group);
+    bool input = t < at.tokens, placed = input && in_place(at);
+    if (placed) offset -= at.call.half + link->plain_at;
 #pragma unroll
     for (int b = 0; b < COUNT; b++) {
-        bool own = s + b == at.a->link.rank && t < at.tokens, there = s + b <= last;
-        const uint4 *p = (const uint4 *)((own ? at.own : at.a->link.recv[s + b]) + offset);
+        bool own = input && s + b == link->rank, there = s + b <= last;
+        uint64_t base = placed ? at.a->from[s + b] : own ? at.own : link->recv[s + b];
+        const uint4 *p = (const uint4 *)(base + offset);
 #pragma unroll
         for (int j = 0; j < wire<T, plain>::EACH; j++)
             in[b][j] = there && in_row(at, group) ? p[j] : make_uint4(0, 0, 0, 0);
@@ -769,7 +777,7 @@ __device__ void send_inputs(const place &at, int section)
 template <class T, enum form FORM> __device__ void send_sums(place &at, int section)
 {
     if (section < 0 || section >= at.tokens) return;
-    if (FORM == plain) await_flags(at, section, false);
+    if (FORM == plain && !in_place(at)) await_flags(at, section, false);
     int end = min(section + at.a->section * at.step, at.tokens);
     for (int t = section; t < end; t += at.step) {
         for (int group = at.warp; group < at.groups && summed_here(at, t); group += at.warps) {
@@ -819,6 +827,35 @@ __device__ void receive_row(place &at, int t, keeper<T, ONE> &kept, const uint32
 
 /* ---- the kernel ---- */
 
+/* Inputs in place can be read when their ranks have arrived. For whole blocks. */
+__device__ static void meet(place &at)
+{
+    if (blockIdx.x == 0 && threadIdx.x < 32) {
+        __threadfence_system(); /* what earlier kernels have stored; partner: below */
+        send_arrival(at.call);
+    }
+    bool there = true;
+    if ((int)threadIdx.x < at.a->link.ranks) {
+        there = await_arrivals(at.call, look_for_arrival(at.call));
+        __threadfence_system();
+    }
+    at.alive = __syncthreads_and(there) != 0;
+}
+
+/* They are free again when every peer has read them; in two-shot reductions, when the sums are
+ * there. A block waits for its like, which had the same rows. */
+__device__ static void leave(place &at)
+{
+    const struct weft__cuda_link *link = &at.a->link;
+    struct patience last = {-1, 0, 0, 0};
+    int number = (int)threadIdx.x, flag = (int)blockIdx.x;
+    at.call.phase = WEFT__RELEASE;
+    __syncthreads(); /* all its loads come before */
+    if (number < link->sends)
+        store_release_u32((uint64_t)flag_of(at.call, link->send[number], flag), at.call.epoch);
+    if (number < link->ranks && at.alive) (void)await_flag(at.call, &last, number, flag);
+}
+
 /* Sends sections ahead of those it sums, and sums ahead of those it finishes, so that a link
  * carries both directions at once. Flags come last: the fence before them waits for what was sent,
  * which has had the time of all other work to arrive. No rank waits for a row before it has sent
@@ -832,11 +869,13 @@ __device__ void exchange(place &at, struct row_memory *memory, uint4 *kept_memor
     uint32_t weight[T::WORDS] = {};
     if (ONE && a.norm) load_weight<T>(at, at.warp, weight);
     bool two_shot = !ONE && a.two_shot != 0, sends = a.link.sends > 0;
+    bool placed = !ONE && FORM == plain && in_place(at);
+    if (placed) meet(at);
     int stride = a.section * at.step, behind = two_shot ? 2 * stride : stride, rows = 0;
     for (int section = at.first; section - behind < at.tokens; section += stride) {
-        if (section < at.tokens && sends) send_inputs<T, ONE, FORM>(at, section);
+        if (section < at.tokens && sends && !placed) send_inputs<T, ONE, FORM>(at, section);
         if (section == at.first) { /* after the first loads, which do not need the epoch */
-            if (blockIdx.x == 0) send_arrival(at.call);
+            if (blockIdx.x == 0 && !placed) send_arrival(at.call);
             at.ticket = draw_ticket(&a.link, at.call.epoch);
             clear_padding(at);
             if (a.cluster > 1) cluster_wait(); /* partner: in reduce() */
@@ -844,7 +883,8 @@ __device__ void exchange(place &at, struct row_memory *memory, uint4 *kept_memor
         int sums = section - stride, results = section - behind;
         if (two_shot) send_sums<T, FORM>(at, sums);
         if (two_shot) at.call.phase = WEFT__SUM;
-        if (FORM == plain && results >= 0 && sends) await_flags(at, results, two_shot);
+        bool flags = FORM == plain && sends && (two_shot || !placed);
+        if (flags && results >= 0) await_flags(at, results, two_shot);
         int end = min(results + stride, at.tokens);
         for (int t = results; results >= 0 && t < end; t += at.step) {
             if ((uint32_t)(t - (int)a.out_first) >= (uint32_t)a.out_rows) continue;
@@ -852,9 +892,10 @@ __device__ void exchange(place &at, struct row_memory *memory, uint4 *kept_memor
             rows++;
         }
         at.call.phase = WEFT__INPUT;
-        if (FORM == plain && sends && (two_shot ? sums : section) < at.tokens)
-            send_flags(at, section, two_shot ? sums : -1);
+        if (flags && (two_shot ? sums : section) < at.tokens)
+            send_flags(at, placed ? at.tokens : section, two_shot ? sums : -1);
     }
+    if (placed && !two_shot) leave(at);
 }
 
 template <class T, bool ONE, enum form FORM>

@@ -8,8 +8,9 @@
  *   flag           st.relaxed after a block barrier and a fence, which order all payload stores of
  *                  the block before it; partner: ld.acquire, a block barrier, the payload loads
  *   arrival word   st.relaxed / ld.relaxed: one 8-byte access; it carries no payload with it, and
- *                  says that the sender's earlier kernels are complete (grid_wait came first)
- * A reader trusts only words that hold the current epoch, so halves need no clearing. */
+ *                  says that the sender's earlier kernels are complete (grid_wait came first).
+ * Where inputs are read in place, fences on both sides make their results readable A reader trusts
+ * only words that hold the current epoch, so halves need no clearing. */
 #ifndef WEFT_KERNELS_WAIT_CUH
 #define WEFT_KERNELS_WAIT_CUH
 
@@ -322,16 +323,18 @@ __device__ static inline uint64_t look_for_arrival(struct call call)
 /* Every peer runs this operation, and the same one. So nobody is more than one epoch ahead, which
  * is why two halves suffice, also for operations in which not all ranks wait for all others.
  * `seen` is what look_for_arrival() found. */
-__device__ static inline void await_arrivals(struct call call, uint64_t seen)
+__device__ static inline bool await_arrivals(struct call call, uint64_t seen)
 {
     struct patience last = {-1, 0, 0, 0};
     int peer = (int)threadIdx.x;
     call.phase = WEFT__INPUT;
     for (uint32_t tries = 1; (uint32_t)seen != call.epoch; tries++) {
-        if (tries % TRIES == 0 && !keep_waiting(call, &last, peer)) return;
+        if (tries % TRIES == 0 && !keep_waiting(call, &last, peer)) return false;
         seen = look_for_arrival(call);
     }
-    if ((uint32_t)(seen >> 32) != call.signature) fail(call, peer, WEFT__FAULT_MISMATCH, 0);
+    if ((uint32_t)(seen >> 32) == call.signature) return true;
+    fail(call, peer, WEFT__FAULT_MISMATCH, 0);
+    return false;
 }
 
 /* ---- flags ---- */

@@ -46,12 +46,16 @@ static weft_status source_of(const weft_comm *comm, const char *op, const void *
                              enum weft__comm_source *out, weft_error *err)
 {
     const struct weft__comm_link *link = &comm->link;
-    uintptr_t base = (uintptr_t)link->segment[link->rank], at = (uintptr_t)in - base;
+    uintptr_t at = (uintptr_t)in - (uintptr_t)comm->root->heap;
     uint64_t staging = link->staging[link->rank];
+    bool gpu = comm->host != NULL;
     *out = WEFT__SOURCE_STAGE;
-    if (in == NULL || (uintptr_t)in < base || at >= comm->session->segment_bytes) return WEFT_OK;
+    if (in == NULL || at >= comm->session->segment_bytes) return WEFT_OK;
     uint32_t epoch = comm->channel->epoch + 1;
-    if (at - staging < WEFT__STAGING_MESSAGES * link->message_bytes) {
+    if (gpu) {
+        bool heap = at >= comm->session->segment_bytes - link->heap_bytes;
+        if (heap && !twin) *out = WEFT__SOURCE_HEAP;
+    } else if (at - staging < WEFT__STAGING_MESSAGES * link->message_bytes) {
         if (comm->lent_epoch != epoch || at != weft__comm_input_at(link, link->rank, epoch))
             return fail_argument(comm, op,
                                  "the input is an outdated buffer: call weft_comm_input before "
@@ -224,16 +228,15 @@ static weft_status reduce(weft_comm *comm, const weft_reduce *op, enum weft__com
     if (wrong != NULL) return fail_argument(comm, name, wrong, err);
     const struct weft__comm_link *link = &comm->link;
     int64_t row_bytes = op->hidden * (op->dtype == WEFT_F32 ? 4 : 2);
-    struct weft__comm_choice choice =
-        weft__comm_plan_choose(comm, kind, (uint64_t)op->tokens * (uint64_t)row_bytes);
-    struct weft__comm_reduce_args args = {.op = *op,
-                                          .post = reduce_post(op, kind, choice.two_shot),
-                                          .way = choice.way,
-                                          .out_rows = op->tokens};
+    struct weft__comm_reduce_args args = {.op = *op, .out_rows = op->tokens};
     if (kind == WEFT__REDUCE_SCATTER)
         args.out_rows = weft_comm_share(op->tokens, link->size, link->rank, &args.out_first);
     WEFT__TRY(check_memory(comm, name, op, args.out_rows, err));
     WEFT__TRY(source_of(comm, name, op->x, op->x == op->y, &args.source, err));
+    struct weft__comm_choice choice = weft__comm_plan_choose(
+        comm, kind, (uint64_t)op->tokens * (uint64_t)row_bytes, args.source == WEFT__SOURCE_HEAP);
+    args.post = reduce_post(op, kind, choice.two_shot);
+    args.way = choice.way;
     int64_t piece = (int64_t)link->message_bytes / row_bytes;
     if (args.source == WEFT__SOURCE_STAGED && op->tokens > piece)
         return fail_argument(comm, name, "the input is longer than message_bytes", err);
@@ -297,7 +300,7 @@ weft_status weft_comm_gemm_allreduce(weft_comm *comm, const weft_gemm_reduce *op
 static weft_status move(weft_comm *comm, struct weft__comm_move_args *args, uint64_t bytes,
                         weft_error *err)
 {
-    args->way = weft__comm_plan_choose(comm, args->post.op, bytes).way;
+    args->way = weft__comm_plan_choose(comm, args->post.op, bytes, false).way;
     do {
         uint64_t left = bytes - args->first;
         args->bytes = left < comm->link.message_bytes ? left : comm->link.message_bytes;

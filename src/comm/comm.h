@@ -61,6 +61,8 @@ struct weft_comm {
     weft_comm_stats stats;
     const struct weft__comm_choice *trial; /* what is measured at the moment, else NULL */
     /* of the root: */
+    uint8_t
+        *heap; /* what heap_next counts from: the segment, or as if the device's heap were in it */
     struct weft__comm_plan *plan;                 /* NULL: nothing was measured */
     struct weft_comm *group[WEFT__COMM_CHANNELS]; /* by channel */
     int next_channel;
@@ -133,9 +135,9 @@ weft_status weft__comm_gather_host(weft_comm *comm, const weft_gather *gather, w
 /* Measures what AUTO shall mean; collective, of a root communicator. Freed with free(). */
 weft_status weft__comm_plan_make(weft_comm *comm, weft_error *err);
 
-/* How an operation on `bytes` of a rank's input goes. */
+/* How an operation on `bytes` of a rank's input goes; placed: which peers can read in place. */
 struct weft__comm_choice weft__comm_plan_choose(const weft_comm *comm, enum weft__comm_op op,
-                                                uint64_t bytes);
+                                                uint64_t bytes, bool placed);
 
 /* WEFT_OK while the session is healthy, else its failure. */
 weft_status weft__comm_health(const weft_comm *comm, weft_error *err);

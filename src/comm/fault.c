@@ -70,7 +70,7 @@ static weft_status fail_mismatch(const struct weft__comm_fault *fault, weft_erro
     return weft__fail(err, WEFT_INVALID, "rank %d called %s, rank %d called %s%s (epoch %u)",
                       fault->rank, call[0], fault->peer, call[1],
                       alike ? " with other options (residual, norm, eps, quantisation, row sizes, "
-                              "root or position)"
+                              "root, position or place in the heap)"
                             : "",
                       fault->epoch);
 }

@@ -26,8 +26,10 @@ struct trial {
 struct weft__comm_plan {
     struct trial trial[TRIALS_MAX];
     int count;
-    int best[OPS][CLASSES]; /* 1 + index of a trial; 0: none */
+    int best[OPS][CLASSES][2]; /* 1 + index of a trial; 0: none. [1]: of all; [0]: but in place */
 };
+
+static bool is_placed(uint32_t way) { return weft__way_form(way) == WEFT__FORM_PLACED; }
 
 static int class_of(uint64_t bytes)
 {
@@ -37,7 +39,7 @@ static int class_of(uint64_t bytes)
 }
 
 struct weft__comm_choice weft__comm_plan_choose(const weft_comm *comm, enum weft__comm_op op,
-                                                uint64_t bytes)
+                                                uint64_t bytes, bool placed)
 {
     if (comm->trial != NULL) return *comm->trial;
     struct weft__comm_choice choice = {.two_shot =
@@ -48,7 +50,7 @@ struct weft__comm_choice weft__comm_plan_choose(const weft_comm *comm, enum weft
     const struct weft__comm_plan *plan = comm->root->plan;
     int best = 0;
     if (plan != NULL)
-        for (int c = class_of(bytes); c >= 0 && best == 0; c--) best = plan->best[op][c];
+        for (int c = class_of(bytes); c >= 0 && best == 0; c--) best = plan->best[op][c][placed];
     if (best != 0) {
         const struct weft__comm_choice *measured = &plan->trial[best - 1].choice;
         choice.way = measured->way;
@@ -65,6 +67,7 @@ struct bench {
     weft_comm *comm;
     const struct weft__dev_trial *dev;
     uint8_t *memory; /* x, residual, then room for the output of every operation */
+    uint8_t *placed; /* x, when it is read in place */
     uint64_t largest;
     uint64_t begun_ns;
     uint32_t budget_ms;
@@ -74,6 +77,7 @@ static weft_status operate(const struct bench *bench, enum weft__comm_op op, uin
                            weft_error *err)
 {
     uint8_t *x = bench->memory, *residual = x + bench->largest, *out = residual + bench->largest;
+    if (is_placed(bench->comm->trial->way)) x = bench->placed;
     weft_reduce reduce = {.tokens = (int64_t)(bytes / ROW_BYTES),
                           .hidden = HIDDEN,
                           .dtype = WEFT_BF16,
@@ -154,9 +158,11 @@ static weft_status try_way(const struct bench *bench, const struct trial *what, 
     struct trial *trial = &plan->trial[plan->count];
     *trial = *what;
     WEFT__TRY(run(bench, trial, enough, err));
-    int *best = &plan->best[what->op][what->size];
     plan->count++;
-    if (*best == 0 || trial->us < plan->trial[*best - 1].us) *best = plan->count;
+    for (int placed = is_placed(what->choice.way); placed <= 1; placed++) {
+        int *best = &plan->best[what->op][what->size][placed];
+        if (*best == 0 || trial->us < plan->trial[*best - 1].us) *best = plan->count;
+    }
     return WEFT_OK;
 }
 
@@ -186,6 +192,7 @@ static weft_status try_all(struct bench *bench, weft_error *err)
     struct weft__comm_kernels *k = bench->comm->kernels;
     size_t ranks = (size_t)bench->comm->link.size, bytes = (2 + ranks) * bench->largest;
     WEFT__TRY(bench->dev->memory_take(k, bytes, (void **)&bench->memory, err));
+    bench->placed = bench->dev->memory_placed(k);
     weft_status status = WEFT_OK;
     bool enough = false;
     for (size_t i = 0; i < WEFT__COUNT(ops); i++)
@@ -227,6 +234,7 @@ int weft_comm_plan(const weft_comm *comm, weft_comm_way *out, int max)
     if (plan == NULL) return 0;
     for (int i = 0; i < plan->count && i < max; i++) {
         const struct trial *trial = &plan->trial[i];
+        const int *best = plan->best[trial->op][trial->size];
         out[i] = (weft_comm_way){.op = names[trial->op],
                                  .bytes = class_bytes[trial->size],
                                  .path = weft__way_path(trial->choice.way),
@@ -234,7 +242,7 @@ int weft_comm_plan(const weft_comm *comm, weft_comm_way *out, int max)
                                  .algorithm = trial->choice.two_shot ? WEFT_ALGORITHM_TWO_SHOT
                                                                      : WEFT_ALGORITHM_ONE_SHOT,
                                  .us = trial->us,
-                                 .chosen = plan->best[trial->op][trial->size] == i + 1};
+                                 .chosen = best[0] == i + 1 || best[1] == i + 1};
     }
     return plan->count;
 }

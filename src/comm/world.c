@@ -152,6 +152,7 @@ static weft_status comm_start(weft_comm *comm, weft_error *err)
     link->wire = session->wire;
     link->fault = weft__fault_of(session);
     link->message_bytes = world->options.message_bytes;
+    link->heap_bytes = world->options.heap_bytes;
     link->timeout_ns = (uint64_t)world->options.timeout_ms * 1000000;
     link->first_epoch = world->tuning.first_epoch;
     comm->channel = &link->world[weft__comm_world_rank(comm)]->channel[link->channel];
@@ -190,6 +191,8 @@ weft_status weft_comm_open(weft_world *world, int rank, weft_comm **out, weft_er
     comm->heap_end = comm->session->segment_bytes;
     status = comm_start(comm, err);
     if (status != WEFT_OK) goto leave;
+    comm->heap = comm->dev->heap != NULL ? comm->dev->heap(comm->kernels) - comm->heap_next
+                                         : comm->link.segment[rank];
     if (world->tuning.plan_ms >= 0) status = weft__comm_plan_make(comm, err);
     if (status != WEFT_OK) goto close;
     *out = comm;
@@ -245,28 +248,22 @@ static weft_status heap_take(weft_comm *root, size_t bytes, size_t *offset, weft
     return WEFT_OK;
 }
 
-/* Kernels read the caller's device memory where it is. */
-static weft_status refuse_on_gpu(const weft_comm *comm, weft_error *err)
-{
-    if (comm->host == NULL) return WEFT_OK;
-    return weft__fail(err, WEFT_UNSUPPORTED,
-                      "rank %d is on a GPU: pass device memory of your own, it is not copied",
-                      weft__comm_world_rank(comm));
-}
-
 weft_status weft_comm_heap_alloc(weft_comm *comm, size_t bytes, void **out, weft_error *err)
 {
     size_t offset = 0;
-    WEFT__TRY(refuse_on_gpu(comm, err));
     WEFT__TRY(heap_take(comm->root, bytes, &offset, err));
-    *out = comm->link.segment[comm->link.rank] + offset;
+    *out = comm->root->heap + offset;
     return WEFT_OK;
 }
 
 weft_status weft_comm_input(weft_comm *comm, size_t bytes, void **out, weft_error *err)
 {
     const struct weft__comm_link *link = &comm->link;
-    WEFT__TRY(refuse_on_gpu(comm, err));
+    if (comm->host != NULL)
+        return weft__fail(err, WEFT_UNSUPPORTED,
+                          "rank %d is on a GPU: pass device memory of your own, best of "
+                          "weft_comm_heap_alloc",
+                          weft__comm_world_rank(comm));
     WEFT__TRY(weft__comm_health(comm, err));
     if (bytes > link->message_bytes)
         return weft__fail(err, WEFT_TOO_LONG,

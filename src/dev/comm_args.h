@@ -155,7 +155,7 @@ struct weft__comm_link {
     struct weft__comm_fault *fault;
     struct weft__meeting *meeting; /* of ranks that are processes of one host, else NULL */
     struct weft__wire *wire;       /* of ranks that share no memory, else NULL */
-    uint64_t message_bytes;
+    uint64_t message_bytes, heap_bytes;
     uint64_t timeout_ns;
     uint32_t first_epoch;
     int32_t device;   /* CUDA ordinal of this rank */
@@ -223,14 +223,15 @@ struct weft__comm_move_args {
 
 #ifndef __CUDACC__
 
-/* ---- ways: how the bytes of an operation travel, where the device has several: path * 4 + form;
- * what a form is, is the device's affair. 0: the device chooses ---- */
+/* ---- ways: how the bytes of an operation travel, where the device has several: path * 5 + form;
+ * what a form is, is the device's affair, but for PLACED: the input is read where it is, in memory
+ * that peers reach. 0: the device chooses ---- */
 
-enum { WEFT__WAYS = 4 * (WEFT_PATH_NCCL + 1) };
+enum { WEFT__FORMS = 5, WEFT__FORM_PLACED = 4, WEFT__WAYS = WEFT__FORMS * (WEFT_PATH_NCCL + 1) };
 
-static inline weft_path weft__way_path(uint32_t way) { return (weft_path)(way / 4); }
+static inline weft_path weft__way_path(uint32_t way) { return (weft_path)(way / WEFT__FORMS); }
 
-static inline uint32_t weft__way_form(uint32_t way) { return way % 4; }
+static inline uint32_t weft__way_form(uint32_t way) { return way % WEFT__FORMS; }
 
 /* ---- the device's part ---- */
 
@@ -247,6 +248,8 @@ struct weft__dev_trial {
     weft_status (*memory_take)(struct weft__comm_kernels *kernels, size_t bytes, void **out,
                                weft_error *err);
     void (*memory_give)(struct weft__comm_kernels *kernels, void *memory);
+    /* A message's length of memory, for inputs that are read in place. */
+    void *(*memory_placed)(const struct weft__comm_kernels *kernels);
     weft_status (*memory_write)(struct weft__comm_kernels *kernels, void *to, const void *from,
                                 size_t bytes, weft_error *err);
     weft_status (*memory_read)(struct weft__comm_kernels *kernels, void *to, const void *from,
@@ -270,6 +273,8 @@ struct weft__dev_comm {
     /* Failures go to link->fault. */
     void (*reduce)(struct weft__comm_kernels *kernels, const struct weft__comm_reduce_args *args);
     void (*move)(struct weft__comm_kernels *kernels, const struct weft__comm_move_args *args);
+    /* This rank's heap of link.heap_bytes, zeroed; NULL: the one in its segment. */
+    uint8_t *(*heap)(const struct weft__comm_kernels *kernels);
     /* What operations are enqueued on; NULL when they are complete on return. */
     void *(*stream)(const struct weft__comm_kernels *kernels);
     void (*sync)(struct weft__comm_kernels *kernels);

@@ -91,8 +91,11 @@ struct weft__cuda_reduce_args {
     int32_t section;       /* rows of a cluster that are sent together */
     int32_t own; /* plain: 1 + number of the send[] that no input goes to: x is read; 0: none */
     int32_t pad;
+    /* In place, else 0: where each rank's x is. Data is plain then. */
+    uint64_t from[WEFT_COMM_RANKS_MAX];
 };
-WEFT__SIZE_IS(struct weft__cuda_reduce_args, sizeof(struct weft__cuda_link) + 21 * 8 + 12 * 4);
+WEFT__SIZE_IS(struct weft__cuda_reduce_args,
+              sizeof(struct weft__cuda_link) + 21 * 8 + 12 * 4 + 16 * 8);
 
 /* Bytes first .. first + bytes of each rank's input, seen as one line; see weft__comm_move_args.
  * ALL_GATHER, BROADCAST (root alone sends) or BARRIER (nobody does). */

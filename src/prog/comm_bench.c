@@ -36,7 +36,7 @@ struct rank_run {
     struct run *run;
     int rank;
     weft_comm *comm;
-    uint8_t *in, *out; /* in: rows_max rows; out: of all ranks */
+    uint8_t *in, *out; /* in: rows_max rows, between GPUs in the heap; out: of all ranks */
     float *host;       /* as large as out */
     weft_status status;
     pthread_t thread;
@@ -222,8 +222,8 @@ static void print_line(const struct rank_run *self, int64_t rows, const struct f
     }
     run->wrong = run->wrong || sum.wrong != 0;
     double bytes = (double)(rows * ROW_BYTES), bus = bytes * bus_factor(run) / sum.us / 1e3;
-    struct weft__comm_choice choice =
-        weft__comm_plan_choose(self->comm, ops[run->operation], (uint64_t)rows * ROW_BYTES);
+    struct weft__comm_choice choice = weft__comm_plan_choose(self->comm, ops[run->operation],
+                                                             (uint64_t)rows * ROW_BYTES, run->cuda);
     weft_path asked = self->comm->link.path, path = weft__way_path(choice.way);
     const char *name = operation_names[run->operation];
     const char *how = run->baseline ? "own" : choice.two_shot ? "two-shot" : "one-shot";
@@ -278,7 +278,8 @@ static weft_status measure(struct rank_run *self, weft_error *err)
     struct run *run = self->run;
     size_t bytes = (size_t)run->rows_max * ROW_BYTES;
     struct finding all[WEFT_COMM_RANKS_MAX];
-    WEFT__TRY(take(self, bytes, &self->in, err));
+    WEFT__TRY(run->cuda ? weft_comm_heap_alloc(self->comm, bytes, (void **)&self->in, err)
+                        : take(self, bytes, &self->in, err));
     WEFT__TRY(take(self, bytes * (size_t)run->ranks, &self->out, err));
     for (int64_t rows = run->rows_min; rows > 0; rows = next_rows(run, rows)) {
         struct finding mine = {0};
@@ -313,7 +314,7 @@ static void *rank_main(void *arg)
     if (self->comm != NULL) {
         weft_status idle = weft_comm_sync(self->comm, NULL); /* before memory goes */
         if (self->status == WEFT_OK) self->status = idle;
-        give(self, self->in);
+        if (!run->cuda) give(self, self->in);
         give(self, self->out);
     }
     weft_comm_close(self->comm);
@@ -437,6 +438,7 @@ int weft__cmd_comm_bench(int argc, char **argv)
     weft_world_options world = {.size = run.ranks,
                                 .algorithm = (weft_algorithm)algorithm,
                                 .message_bytes = devices != NULL ? message_for(rows_max) : 0,
+                                .heap_bytes = (size_t)rows_max * ROW_BYTES,
                                 .cuda_devices = devices != NULL ? ordinals : NULL,
                                 .path = baseline ? WEFT_PATH_NCCL : (weft_path)path};
     return run_table(&run, &world);

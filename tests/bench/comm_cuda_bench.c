@@ -1,6 +1,8 @@
 /* Times of the fused collectives of GPU ranks, inside CUDA graphs: the ranks are parallel branches
  * of one graph, each a chain of operations; a time is that of the graph over the operations of a
- * branch, the median of several replays. Usage: bench_comm_cuda [sweep|parts|sums|large]. */
+ * branch, the median of several replays. Where copy engines or NCCL move the bytes, each rank has a
+ * graph of its own: branches of one could wait for one another in the same queue. Usage:
+ * bench_comm_cuda [sweep|parts|sums|large]. */
 #include "../conform/cuda_ranks.h"
 
 enum { HIDDEN = 6144, CHAIN = 100, REPLAYS = 7, ROWS_MAX = 1024, MESSAGE_BYTES = 16 << 20 };
@@ -92,14 +94,15 @@ static bool fill_memory(struct bench *bench, int r, weft_error *err)
     const weft_comm *comm = bench->comm[r];
     struct rank_memory *m = &bench->memory[r];
     size_t bytes = (size_t)bench->rows_max * HIDDEN * 2;
-    void **all[] = {&m->x, &m->residual, &m->weight, &m->s, &m->y, &m->codes, &m->scales};
+    void **all[] = {&m->residual, &m->weight, &m->s, &m->y, &m->codes, &m->scales};
     uint16_t *values = malloc(bytes);
     uint64_t state = (uint64_t)r + 1;
     for (size_t i = 0; i < bytes / 2; i++) {
         uint64_t bits = next_random(&state);
         values[i] = (uint16_t)((bits & 0x807f) | (117 + (bits >> 32) % 10) << 7);
     }
-    bool good = true;
+    bool good = weft_comm_heap_alloc(bench->comm[r], bytes, &m->x, err) == WEFT_OK &&
+                gpu_write(comm, m->x, values, bytes, err) == WEFT_OK;
     for (size_t i = 0; i < WEFT__COUNT(all) && good; i++)
         good = gpu_alloc(comm, bytes, all[i], err) == WEFT_OK &&
                gpu_write(comm, *all[i], values, bytes, err) == WEFT_OK;
@@ -116,7 +119,7 @@ static bool bench_open(struct bench *bench, const struct gpu_place *place, int p
     weft_world_options options = {.size = p,
                                   .timeout_ms = 2000,
                                   .message_bytes = large ? MESSAGE_LARGE : MESSAGE_BYTES,
-                                  .heap_bytes = 4096,
+                                  .heap_bytes = (size_t)bench->rows_max * HIDDEN * 2,
                                   .cuda_devices = place->ordinal};
     struct weft__tuning tuning = {.plan_ms = -1};
     if (weft__world_create(&options, &tuning, &bench->world, err) != WEFT_OK) return false;
@@ -141,9 +144,8 @@ static void bench_close(struct bench *bench)
 {
     for (int r = 0; r < bench->p; r++) {
         if (bench->comm[r] == NULL) continue;
-        void *all[] = {bench->memory[r].x,     bench->memory[r].residual, bench->memory[r].weight,
-                       bench->memory[r].s,     bench->memory[r].y,        bench->memory[r].codes,
-                       bench->memory[r].scales};
+        void *all[] = {bench->memory[r].residual, bench->memory[r].weight, bench->memory[r].s,
+                       bench->memory[r].y,        bench->memory[r].codes,  bench->memory[r].scales};
         for (size_t i = 0; i < WEFT__COUNT(all); i++)
             if (all[i] != NULL) gpu_free(bench->comm[r], all[i]);
         weft_comm_close(bench->comm[r]);
@@ -244,9 +246,11 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Fewer when rows are many. */
+/* Fewer when rows are many, or an operation is many nodes: a launch that fills a queue waits for
+ * the GPU, and this thread has other ranks' graphs to launch. */
 static int chain_of(const struct setup *setup)
 {
+    if (weft__cuda_is_staged(setup->tuning.path)) return CHAIN / 10;
     return setup->rows <= 16 ? CHAIN : setup->rows <= 64 ? CHAIN / 2 : CHAIN / 10;
 }
 
@@ -262,25 +266,25 @@ static CUevent event_for(const weft_comm *comm, unsigned flags)
     return event;
 }
 
-/* All ranks' chains as branches of one graph. */
-static weft_status capture(struct bench *bench, const struct setup *setup, CUgraphExec *out,
-                           weft_error *err)
+/* Chains of the ranks from..to - 1 as branches of one graph. */
+static weft_status capture(struct bench *bench, const struct setup *setup, int from, int to,
+                           CUgraphExec *out, weft_error *err)
 {
-    const struct weft__cuda_driver *driver = gpu_driver(bench->comm[0]);
-    CUstream first = weft_comm_stream(bench->comm[0]);
-    CUevent fork = event_for(bench->comm[0], CU_EVENT_DISABLE_TIMING), join[WEFT__MAX_RANKS];
+    const struct weft__cuda_driver *driver = gpu_driver(bench->comm[from]);
+    CUstream first = weft_comm_stream(bench->comm[from]);
+    CUevent fork = event_for(bench->comm[from], CU_EVENT_DISABLE_TIMING), join[WEFT__MAX_RANKS];
     CUgraph graph = NULL;
     (void)driver->capture_begin(first, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     (void)driver->event_record(fork, first);
     weft_status status = WEFT_OK;
-    for (int r = 0; r < bench->p; r++) {
+    for (int r = from; r < to; r++) {
         CUstream stream = weft_comm_stream(bench->comm[r]);
         join[r] = event_for(bench->comm[r], CU_EVENT_DISABLE_TIMING);
-        if (r > 0) (void)driver->stream_wait(stream, fork, 0);
+        if (r > from) (void)driver->stream_wait(stream, fork, 0);
         for (int i = 0; i < chain_of(setup) && status == WEFT_OK; i++)
             status = operate(bench, r, setup, err);
-        if (r > 0) (void)driver->event_record(join[r], stream);
-        if (r > 0) (void)driver->stream_wait(first, join[r], 0);
+        if (r > from) (void)driver->event_record(join[r], stream);
+        if (r > from) (void)driver->stream_wait(first, join[r], 0);
     }
     CUresult result = driver->capture_end(first, &graph);
     if (status == WEFT_OK) status = gpu_check(bench->comm[0], result, "capturing", err);
@@ -288,11 +292,12 @@ static weft_status capture(struct bench *bench, const struct setup *setup, CUgra
         status = gpu_check(bench->comm[0], driver->graph_make(out, graph, 0), "instantiating", err);
     if (graph != NULL) (void)driver->graph_destroy(graph);
     (void)driver->event_destroy(fork);
-    for (int r = 0; r < bench->p; r++) (void)driver->event_destroy(join[r]);
+    for (int r = from; r < to; r++) (void)driver->event_destroy(join[r]);
     return status;
 }
 
-static weft_status replay(struct bench *bench, CUgraphExec graph, int chain, float *us,
+/* Of every rank's graph, as far as there is one. */
+static weft_status replay(struct bench *bench, const CUgraphExec *graphs, int chain, float *us,
                           weft_error *err)
 {
     const struct weft__cuda_driver *driver = gpu_driver(bench->comm[0]);
@@ -300,8 +305,12 @@ static weft_status replay(struct bench *bench, CUgraphExec graph, int chain, flo
     CUevent from = event_for(bench->comm[0], 0), to = event_for(bench->comm[0], 0);
     float ms[REPLAYS + 1];
     for (int i = 0; i <= REPLAYS; i++) {
+        CUresult result = CUDA_SUCCESS;
+        for (int r = 1; r < bench->p && result == CUDA_SUCCESS; r++) /* they wait for rank 0 */
+            if (graphs[r] != NULL)
+                result = driver->graph_launch(graphs[r], weft_comm_stream(bench->comm[r]));
         (void)driver->event_record(from, stream);
-        CUresult result = driver->graph_launch(graph, stream);
+        if (result == CUDA_SUCCESS) result = driver->graph_launch(graphs[0], stream);
         (void)driver->event_record(to, stream);
         if (result == CUDA_SUCCESS) result = driver->event_sync(to);
         WEFT__TRY(gpu_check(bench->comm[0], result, "replaying", err));
@@ -311,28 +320,40 @@ static weft_status replay(struct bench *bench, CUgraphExec graph, int chain, flo
     *us = ms[1 + REPLAYS / 2] * 1000 / (float)chain;
     (void)driver->event_destroy(from);
     (void)driver->event_destroy(to);
-    return weft_comm_sync(bench->comm[0], err);
+    for (int r = 0; r < bench->p; r++) WEFT__TRY(weft_comm_sync(bench->comm[r], err));
+    return WEFT_OK;
 }
 
 /* Microseconds an operation, or a negative number. */
 static float time_of(struct bench *bench, const struct setup *setup)
 {
     weft_error err = {0};
-    CUgraphExec graph = NULL;
+    CUgraphExec graphs[WEFT__MAX_RANKS] = {0};
+    bool staged = weft__cuda_is_staged(setup->tuning.path);
     float us = -1;
     for (int r = 0; r < bench->p; r++) {
         bench->comm[r]->algorithm = setup->algorithm;
         weft__cuda_tune(bench->comm[r]->kernels, &setup->tuning);
     }
-    weft_status status = capture(bench, setup, &graph, &err);
-    if (status == WEFT_OK) status = replay(bench, graph, chain_of(setup), &us, &err);
-    if (graph != NULL) (void)gpu_driver(bench->comm[0])->graph_exec_destroy(graph);
+    weft_status status = WEFT_OK;
+    for (int r = 0; r < (staged ? bench->p : 1) && status == WEFT_OK; r++)
+        status = capture(bench, setup, r, staged ? r + 1 : bench->p, &graphs[r], &err);
+    if (status == WEFT_OK) status = replay(bench, graphs, chain_of(setup), &us, &err);
+    for (int r = 0; r < bench->p; r++)
+        if (graphs[r] != NULL) (void)gpu_driver(bench->comm[r])->graph_exec_destroy(graphs[r]);
     if (status == WEFT_OK) return us;
     printf("  failed: %s\n", err.text);
     return -1;
 }
 
 /* ---- what is measured ---- */
+
+/* The input is read where it is. */
+static struct setup in_place(struct setup setup)
+{
+    setup.tuning.wire = WEFT__CUDA_PLACED;
+    return setup;
+}
 
 static const char *const path_names[] = {"auto", "push",      "pull", "host",
                                          "copy", "copy-host", "nccl"};
@@ -419,7 +440,8 @@ static void host_forms(struct bench *bench)
 /* The sum alone, to compare with others' all-reduce; rows sent together. */
 static void sums(struct bench *bench)
 {
-    printf("p path rows KiB: us of the sum with sections of 1 2 4 8 16 rows | two-shot | NCCL\n");
+    printf("p path rows KiB: us of the sum with sections of 1 2 4 8 16 rows | two-shot | in place "
+           "one-shot, two-shot | NCCL\n");
     for (int path = WEFT_PATH_PUSH; path <= WEFT_PATH_PULL; path++)
         for (int64_t rows = 1; rows <= ROWS_MAX; rows *= 4) {
             struct setup setup = {
@@ -431,6 +453,12 @@ static void sums(struct bench *bench)
             setup.tuning.section = 0;
             setup.algorithm = WEFT_ALGORITHM_TWO_SHOT;
             printf(" | %7.2f |", (double)time_of(bench, &setup));
+            setup = in_place(setup);
+            for (int algorithm = 1; algorithm <= 2 && path == WEFT_PATH_PULL; algorithm++) {
+                setup.algorithm = (weft_algorithm)algorithm;
+                printf(" %7.2f", (double)time_of(bench, &setup));
+            }
+            printf(" |");
             setup.part = SUM_NCCL;
             if (bench->nccl) printf(" %7.2f", (double)time_of(bench, &setup));
             printf("\n");
@@ -442,11 +470,11 @@ static void sums(struct bench *bench)
 static void large(struct bench *bench)
 {
     static const int64_t rows[] = {64, 256, 1024, ROWS_LARGE};
-    static const int sections[] = {0, 1, 2, 4, 8, 16};
+    static const int sections[] = {0, 1, 2, 4, 8};
     printf(
         "p rows KiB: us of an engine's copy to the next rank (GB/s), to and from the host, NCCL\n"
         "   path algorithm: us of the sum | fused; copies and nccl: in the library's number of "
-        "sections, in 1 2 4 8 16\n");
+        "sections, in 1 2 4 8\n");
     for (size_t i = 0; i < WEFT__COUNT(rows); i++) {
         struct setup setup = {.rows = rows[i], .part = LINK};
         double bytes = (double)rows[i] * HIDDEN * 2;
@@ -459,18 +487,22 @@ static void large(struct bench *bench)
                (long long)rows[i], bytes / 1024, (double)link, bytes / (double)link / 1e3,
                (double)host, bytes / (double)host / 1e3, (double)nccl);
         for (int path = WEFT_PATH_PUSH; path <= WEFT_PATH_NCCL; path++)
-            for (int algorithm = 1; algorithm <= 2; algorithm++) {
+            for (int how = 0; how < 3; how++) {
+                static const char *const names[] = {"one-shot", "two-shot", "in place"};
                 if (!has_path(bench->comm[0], (weft_path)path)) continue;
-                if (algorithm == 2 && bench->p == 2 && path != WEFT_PATH_COPY) continue;
-                printf("   %-9s %s:", path_names[path], algorithm == 1 ? "one-shot" : "two-shot");
+                if (how == 1 && bench->p == 2 && path != WEFT_PATH_COPY) continue;
+                if (how == 2 && path != WEFT_PATH_PULL) continue;
+                printf("   %-9s %s:", path_names[path], names[how]);
                 for (int part = SUM_ONLY; part >= FUSED; part -= SUM_ONLY) {
                     bool staged = weft__cuda_is_staged((weft_path)path);
                     for (size_t s = 0; s < (staged ? WEFT__COUNT(sections) : 1); s++) {
                         setup = (struct setup){
                             .rows = rows[i],
                             .part = (enum part)part,
-                            .algorithm = (weft_algorithm)algorithm,
+                            .algorithm =
+                                how == 1 ? WEFT_ALGORITHM_TWO_SHOT : WEFT_ALGORITHM_ONE_SHOT,
                             .tuning = {.path = (weft_path)path, .sections = sections[s]}};
+                        if (how == 2) setup = in_place(setup);
                         printf(" %8.2f", (double)time_of(bench, &setup));
                     }
                     if (part != FUSED) printf(" |");
@@ -486,16 +518,19 @@ static void table(struct bench *bench)
     static const int64_t rows[] = {1, 4, 16, 64, 256, 1024};
     printf("p path rows KiB: us fused, unfused, ratio%s | with FP8 token | with NVFP4 swizzled\n",
            bench->nccl ? ", unfused with NCCL, ratio" : "");
-    for (int path = WEFT_PATH_PUSH; path <= WEFT_PATH_NCCL; path++)
-        for (size_t i = weft__cuda_is_staged((weft_path)path) ? 3 : 0; i < WEFT__COUNT(rows); i++) {
-            if (!has_path(bench->comm[0], (weft_path)path)) continue;
-            printf("%d %s %4lld %5lld:", bench->p, path_names[path], (long long)rows[i],
-                   (long long)(rows[i] * HIDDEN * 2 / 1024));
+    for (int how = 0; how <= WEFT_PATH_NCCL; how++) {
+        bool placed = how == 0;
+        weft_path path = placed ? WEFT_PATH_PULL : (weft_path)how;
+        for (size_t i = placed || weft__cuda_is_staged(path) ? 3 : 0; i < WEFT__COUNT(rows); i++) {
+            if (!has_path(bench->comm[0], path)) continue;
+            printf("%d %s %4lld %5lld:", bench->p, placed ? "in place" : path_names[path],
+                   (long long)rows[i], (long long)(rows[i] * HIDDEN * 2 / 1024));
             static const weft_quant_kind quants[] = {WEFT_QUANT_NONE, WEFT_QUANT_FP8_TOKEN,
                                                      WEFT_QUANT_NVFP4_SWIZZLED};
             for (size_t q = 0; q < WEFT__COUNT(quants); q++) {
                 struct setup setup = {
-                    .rows = rows[i], .quant = quants[q], .tuning = {.path = (weft_path)path}};
+                    .rows = rows[i], .quant = quants[q], .tuning = {.path = path}};
+                if (placed) setup = in_place(setup);
                 float fused = time_of(bench, &setup);
                 setup.part = UNFUSED;
                 float unfused = time_of(bench, &setup);
@@ -509,6 +544,7 @@ static void table(struct bench *bench)
             printf("\n");
             (void)fflush(stdout);
         }
+    }
 }
 
 int main(int argc, char **argv)

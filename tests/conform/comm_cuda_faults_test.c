@@ -5,11 +5,23 @@
 enum { P = 3, HIDDEN = 512, ROWS = 2, BYTES = HIDDEN * ROWS * 2, BUDGET_MS = 2000 };
 enum { ARENA_BYTES = 1 << 20, LOOSE_MS = 100, NCCL_MS = 2000 };
 
-enum fault { NONE, STUCK, SLOW, LEAVES, ABORTS, OTHER_SHAPE, OTHER_OP, TOO_MANY_BLOCKS };
+enum fault {
+    NONE,
+    STUCK,
+    SLOW,
+    LEAVES,
+    ABORTS,
+    OTHER_SHAPE,
+    OTHER_OP,
+    OTHER_PLACE,
+    NOT_SHARED,
+    TOO_MANY_BLOCKS
+};
 
 struct job {
     enum fault fault;
     weft_path path;
+    bool peers; /* reach each other's memory */
     int64_t waited_ms[P];
     weft_comm_failure failure[P];
 };
@@ -20,6 +32,23 @@ static weft_status allreduce(struct gpu_rank *self, int64_t hidden, weft_error *
 {
     uint8_t *x = gpu_take(self, BYTES), *y = gpu_take(self, BYTES);
     weft_reduce op = {.tokens = ROWS, .hidden = hidden, .dtype = WEFT_BF16, .x = x, .y = y};
+    WEFT__TRY(weft_comm_allreduce(self->comm, &op, err));
+    return weft_comm_sync(self->comm, err);
+}
+
+/* x is read in place: in the heap from `at` on, or not at all. */
+static weft_status allreduce_placed(struct gpu_rank *self, size_t at, weft_error *err)
+{
+    void *heap = gpu_take(self, BYTES);
+    if (at < BYTES) WEFT__TRY(weft_comm_heap_alloc(self->comm, (size_t)BYTES * 2, &heap, err));
+    weft__cuda_tune(self->comm->kernels,
+                    &(struct weft__cuda_tuning){.path = gpu_path(self->comm, WEFT_PATH_PULL),
+                                                .wire = WEFT__CUDA_PLACED});
+    weft_reduce op = {.tokens = ROWS,
+                      .hidden = HIDDEN,
+                      .dtype = WEFT_BF16,
+                      .x = (uint8_t *)heap + at % BYTES,
+                      .y = gpu_take(self, BYTES)};
     WEFT__TRY(weft_comm_allreduce(self->comm, &op, err));
     return weft_comm_sync(self->comm, err);
 }
@@ -45,6 +74,10 @@ static weft_status do_wrong(struct gpu_rank *self, enum fault fault, weft_error 
     case OTHER_OP:
         WEFT__TRY(weft_comm_barrier(self->comm, err));
         return weft_comm_sync(self->comm, err);
+    case OTHER_PLACE:
+        return allreduce_placed(self, 256, err);
+    case NOT_SHARED:
+        return allreduce_placed(self, BYTES, err);
     case TOO_MANY_BLOCKS:
         weft__cuda_tune(self->comm->kernels, &(struct weft__cuda_tuning){.clusters = 1 << 20});
         return allreduce(self, HIDDEN, err);
@@ -60,9 +93,12 @@ static weft_status take_part(struct gpu_rank *self, weft_error *err)
                     &(struct weft__cuda_tuning){.path = gpu_path(self->comm, job->path)});
     WEFT__TRY(allreduce(self, HIDDEN, err)); /* all is well at first */
     uint64_t begun = weft__now_ns();
+    bool placed = job->fault == OTHER_PLACE || job->fault == NOT_SHARED;
+    if (self->rank == 0) job->peers = (self->comm->kernels->usable >> WEFT_PATH_PULL & 1) != 0;
     weft_status status = self->rank == CULPRIT && job->fault != NONE
                              ? do_wrong(self, job->fault, err)
-                             : allreduce(self, HIDDEN, err);
+                         : placed ? allreduce_placed(self, 0, err)
+                                  : allreduce(self, HIDDEN, err);
     job->waited_ms[self->rank] = (int64_t)(weft__now_ns() - begun) / 1000000;
     (void)weft_comm_failed(self->comm, &job->failure[self->rank]);
     return status;
@@ -177,6 +213,22 @@ static void mismatch_names_both(void **state)
     }
 }
 
+static void inputs_in_place_are_checked(void **state)
+{
+    for (int fault = OTHER_PLACE; fault <= NOT_SHARED; fault++) {
+        struct rank_result results[WEFT__MAX_RANKS];
+        struct job job = {.fault = (enum fault)fault};
+        run(state, &job, results);
+        for (int r = 0; r < P && job.peers; r++) {
+            if (fault == OTHER_PLACE)
+                says(&results[r], WEFT_INVALID, "place in the heap");
+            else
+                says(&results[r], WEFT_PEER, "rank 1 gave up: CUDA: x is not in memory of");
+            assert_in_range(job.waited_ms[r], 0, 500);
+        }
+    }
+}
+
 static void too_many_blocks_are_refused(void **state)
 {
     struct rank_result results[WEFT__MAX_RANKS];
@@ -272,6 +324,7 @@ int main(void)
         cmocka_unit_test_prestate(rank_that_leaves_is_named_at_once, &place),
         cmocka_unit_test_prestate(abort_releases_waiting_kernels, &place),
         cmocka_unit_test_prestate(mismatch_names_both, &place),
+        cmocka_unit_test_prestate(inputs_in_place_are_checked, &place),
         cmocka_unit_test_prestate(too_many_blocks_are_refused, &place),
         cmocka_unit_test_prestate(nccl_is_ended, &place),
         cmocka_unit_test_prestate(missing_device_is_named, &place),

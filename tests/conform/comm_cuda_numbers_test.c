@@ -6,6 +6,7 @@
 #include "base/numerics.h"
 
 enum { GUARD = 256, CANARY = 0xa5, CASES = 160, BUFFERS = 11, ARENA_BYTES = 96 << 20 };
+enum { HEAP_BYTES = (4 << 20) + 2 * GUARD }; /* the longest input */
 enum { X, EXPERT, SLOTS, GATES, SHARED, RESIDUAL, WEIGHT, S, Y, CODES, SCALES };
 
 struct plan { /* one operation; equal on all ranks */
@@ -63,8 +64,13 @@ static void pick_tuning(struct plan *plan, uint64_t *state, uint32_t usable)
     while ((usable >> tuning->path & 1) == 0);
     int64_t row = weft__ceil_div(plan->hidden, 256) * 256;
     bool fits = plan->tokens * row * (plan->dtype == WEFT_F32 ? 16 : 8) <= WEFT__CUDA_PACKED_BYTES;
-    tuning->wire = (enum weft__cuda_wire)pick_from(state, 0, WEFT__CUDA_PLAIN);
-    if (!fits && tuning->wire != WEFT__CUDA_WIRE_AUTO) tuning->wire = WEFT__CUDA_PLAIN;
+    tuning->wire = (enum weft__cuda_wire)pick_from(state, 0, WEFT__CUDA_PLACED);
+    bool placed = plan->top_k == 0 && !plan->in_place && (usable >> WEFT_PATH_PULL & 1);
+    if (tuning->wire == WEFT__CUDA_PLACED && placed) {
+        tuning->path = WEFT_PATH_PULL;
+    } else if (tuning->wire == WEFT__CUDA_PLACED || !fits) {
+        tuning->wire = pick_from(state, 0, 1) == 1 ? WEFT__CUDA_PLAIN : WEFT__CUDA_WIRE_AUTO;
+    }
     tuning->section = (int)pick_from(state, 0, 4);
     tuning->sections = (int)pick_from(state, 0, 5);
     tuning->cluster = clusters[pick_from(state, 0, 5)];
@@ -136,8 +142,8 @@ static void memory_free(struct memory *m)
 }
 
 /* Inputs filled, outputs and guards poisoned, on both sides alike. */
-static weft_status memory_make(struct gpu_rank *self, const struct plan *plan, struct memory *m,
-                               weft_error *err)
+static weft_status memory_make(struct gpu_rank *self, const struct plan *plan, uint8_t *heap,
+                               struct memory *m, weft_error *err)
 {
     size_t most = 0;
     int rank = self->rank;
@@ -160,7 +166,9 @@ static weft_status memory_make(struct gpu_rank *self, const struct plan *plan, s
                 (int32_t)pick_from(&state, -1, plan->experts);
         for (size_t i = 0; i < m->bytes[b] / 4 && b == GATES; i++)
             ((float *)(void *)(m->host[b] + GUARD))[i] = (float)pick_from(&state, 0, 999) / 1000.0f;
-        m->gpu[b] = gpu_take(self, all);
+        bool placed = b == X
+        &&plan->tuning.wire == WEFT__CUDA_PLACED;
+        m->gpu[b] = placed ? heap : gpu_take(self, all);
         if (m->gpu[b] == NULL) return weft__fail(err, WEFT_NO_MEMORY, "the arena is too small");
         WEFT__TRY(gpu_write(self->comm, m->gpu[b], m->host[b], all, err));
     }
@@ -231,7 +239,7 @@ static weft_status compare(const weft_comm *comm, const struct plan *plan, struc
 }
 
 static weft_status run_case(struct gpu_rank *self, weft_comm *cpu, const struct plan *plan,
-                            weft_error *err)
+                            uint8_t *heap, weft_error *err)
 {
     struct memory m = {0};
     weft_comm *gpu = self->comm;
@@ -239,7 +247,7 @@ static weft_status run_case(struct gpu_rank *self, weft_comm *cpu, const struct 
     if (plan->scatter)
         out_rows = weft_comm_share(plan->tokens, weft_comm_size(cpu), self->rank, &first);
     sizes_of(plan, out_rows, &m);
-    weft_status status = memory_make(self, plan, &m, err);
+    weft_status status = memory_make(self, plan, heap, &m, err);
     weft_reduce on_cpu = operation_of(plan, m.host), on_gpu = operation_of(plan, m.gpu);
     gpu->algorithm = plan->algorithm;
     weft__cuda_tune(gpu->kernels, &plan->tuning);
@@ -259,9 +267,11 @@ static weft_status run_cases(struct gpu_rank *self, weft_error *err)
     weft_comm *cpu = NULL;
     weft_status status = weft_comm_open(job->cpu, self->rank, &cpu, err);
     uint64_t state = job->seed;
+    void *heap = NULL;
+    if (status == WEFT_OK) status = weft_comm_heap_alloc(self->comm, HEAP_BYTES, &heap, err);
     for (int i = 0; i < job->cases && status == WEFT_OK; i++) {
         struct plan plan = pick_plan(&state, self->comm->kernels->usable);
-        status = run_case(self, cpu, &plan, err);
+        status = run_case(self, cpu, &plan, heap, err);
     }
     if (status != WEFT_OK && cpu != NULL) weft_comm_abort(cpu, err->text);
     weft_comm_close(cpu);

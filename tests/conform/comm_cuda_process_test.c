@@ -13,15 +13,20 @@ extern char **environ;
 
 /* ---- a rank ---- */
 
-static weft_status add_up(weft_comm *comm, weft_path path, void *memory, weft_error *err)
+/* x: of the heap, to be read in place; NULL: in `memory`. */
+static weft_status add_up(weft_comm *comm, weft_path path, void *memory, void *heap,
+                          weft_error *err)
 {
     static const int64_t count = (int64_t)ROWS * WIDTH;
     int p = weft_comm_size(comm), rank = weft_comm_rank(comm);
     float host[ROWS * WIDTH];
-    uint8_t *x = memory, *y = x + sizeof host;
+    uint8_t *y = (uint8_t *)memory + sizeof host, *x = heap != NULL ? heap : memory;
     for (int64_t i = 0; i < count; i++) host[i] = (float)(i % 1009 + rank);
     WEFT__TRY(gpu_write(comm, x, host, sizeof host, err));
-    weft__cuda_tune(comm->kernels, &(struct weft__cuda_tuning){.path = path});
+    weft__cuda_tune(comm->kernels,
+                    &(struct weft__cuda_tuning){.path = path,
+                                                .wire = heap != NULL ? WEFT__CUDA_PLACED
+                                                                     : WEFT__CUDA_WIRE_AUTO});
     for (int i = 0; i < OPERATIONS; i++) {
         weft_reduce op = {.tokens = ROWS, .hidden = WIDTH, .dtype = WEFT_F32, .x = x, .y = y};
         WEFT__TRY(weft_comm_allreduce(comm, &op, err));
@@ -37,15 +42,18 @@ static weft_status add_up(weft_comm *comm, weft_path path, void *memory, weft_er
 
 static weft_status work(weft_comm *comm, bool ends, weft_error *err)
 {
-    void *memory = NULL;
+    void *memory = NULL, *heap = NULL;
     gpu_enter(comm);
+    WEFT__TRY(weft_comm_heap_alloc(comm, (size_t)ROWS * WIDTH * 4, &heap, err));
     WEFT__TRY(gpu_alloc(comm, (size_t)ROWS * WIDTH * 8, &memory, err));
     WEFT__TRY(weft_comm_barrier(comm, err));
     WEFT__TRY(weft_comm_sync(comm, err));
     for (weft_path path = WEFT_PATH_PUSH; path <= WEFT_PATH_NCCL; path++)
-        if (comm->kernels->usable >> path & 1) WEFT__TRY(add_up(comm, path, memory, err));
+        if (comm->kernels->usable >> path & 1) WEFT__TRY(add_up(comm, path, memory, NULL, err));
+    if (comm->kernels->usable >> WEFT_PATH_PULL & 1)
+        WEFT__TRY(add_up(comm, WEFT_PATH_PULL, memory, heap, err));
     if (ends && weft_comm_rank(comm) == CULPRIT) _exit(ENDS);
-    WEFT__TRY(add_up(comm, WEFT_PATH_AUTO, memory, err));
+    WEFT__TRY(add_up(comm, WEFT_PATH_AUTO, memory, NULL, err));
     gpu_free(comm, memory);
     return WEFT_OK;
 }
@@ -68,7 +76,7 @@ static int process_main(struct gpu_place *place, char **argv)
     weft_world_options options = {.size = size,
                                   .timeout_ms = BUDGET_MS,
                                   .message_bytes = WEFT_COMM_MESSAGE_MIN,
-                                  .heap_bytes = 4096,
+                                  .heap_bytes = (size_t)ROWS * WIDTH * 4,
                                   .cuda_devices = place->ordinal,
                                   .rendezvous = argv[0]};
     uint64_t begun = weft__now_ns();

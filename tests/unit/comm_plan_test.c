@@ -3,7 +3,9 @@
  * cannot measure fails all. */
 #include "comm_ranks.h"
 
-enum { P = 3, WAYS = 1024, WIDTH = 512, FAST = 6, SLOW = 9, LONG_MS = 60000 };
+enum { P = 3, WAYS = 1024, WIDTH = 512, LONG_MS = 60000 };
+enum { FAST = WEFT__FORMS * 1 + 1, SLOW = WEFT__FORMS * 2 + 1 };
+enum { PLACED = WEFT__FORMS * 2 + WEFT__FORM_PLACED }; /* the fastest */
 
 /* ---- a device with ways: the CPU's, which notes what it is asked for ---- */
 
@@ -49,10 +51,14 @@ static bool offers(const struct weft__comm_kernels *k, uint32_t way, enum weft__
                    uint64_t bytes, bool two_shot)
 {
     (void)k, (void)bytes, (void)two_shot;
-    return way == SLOW || (way == FAST && op != WEFT__BROADCAST);
+    return way == SLOW || (way == FAST && op != WEFT__BROADCAST) ||
+           (way == PLACED && op == WEFT__ALLREDUCE);
 }
 
-static const char *form(uint32_t way) { return way == FAST ? "fast" : "slow"; }
+static const char *form(uint32_t way)
+{
+    return way == FAST ? "fast" : way == SLOW ? "slow" : "in place";
+}
 
 static weft_status memory_take(struct weft__comm_kernels *k, size_t bytes, void **out,
                                weft_error *err)
@@ -66,6 +72,13 @@ static void memory_give(struct weft__comm_kernels *k, void *memory)
 {
     (void)k;
     free(memory);
+}
+
+static void *memory_placed(const struct weft__comm_kernels *k)
+{
+    static uint8_t memory[WEFT_COMM_MESSAGE_MIN]; /* zeros, which all ranks only read */
+    (void)k;
+    return memory;
 }
 
 static weft_status begin(struct weft__comm_kernels *k, weft_error *err)
@@ -88,7 +101,7 @@ static weft_status run(struct weft__comm_kernels *k, float *us, weft_error *err)
     (void)k, (void)err;
     mine.runs++;
     if (slow_ms > 0) sleep_ms(slow_ms);
-    *us = mine.way == FAST ? 8 : 16;
+    *us = mine.way == FAST ? 8 : mine.way == PLACED ? 4 : 16;
     if (mine.two_shot) *us = mine.rank == 2 ? 80 : 1;
     if (mine.way == SLOW && mine.runs % 4 == 1) *us = 0.1f;
     return WEFT_OK;
@@ -100,6 +113,7 @@ static const struct weft__dev_trial fake_trial = {.offers = offers,
                                                   .form = form,
                                                   .memory_take = memory_take,
                                                   .memory_give = memory_give,
+                                                  .memory_placed = memory_placed,
                                                   .begin = begin,
                                                   .mark = begin,
                                                   .end = end,
@@ -121,7 +135,7 @@ static const struct weft__dev_comm fake = {.name = "fake",
 
 struct seen {
     int count[P], runs[P];
-    uint32_t way[P];
+    uint32_t way[P], heap_way[P], twin_way[P]; /* x in the heap; and y the same */
     bool two_shot[P];
     weft_comm_way ways[P][WAYS];
 };
@@ -140,6 +154,14 @@ static weft_status look(weft_comm *comm, int rank, void *arg, weft_error *err)
     for (int i = 0; i < WIDTH; i++)
         if (y[i] != (float)(P * i + P * (P - 1) / 2))
             return weft__fail(err, WEFT_INTERNAL, "element %d is %g", i, (double)y[i]);
+    void *heap;
+    WEFT__TRY(weft_comm_heap_alloc(comm, sizeof x, &heap, err));
+    op.x = heap;
+    WEFT__TRY(weft_comm_allreduce(comm, &op, err));
+    seen->heap_way[rank] = mine.way;
+    op.y = heap;
+    WEFT__TRY(weft_comm_allreduce(comm, &op, err));
+    seen->twin_way[rank] = mine.way;
     return WEFT_OK;
 }
 
@@ -177,19 +199,21 @@ static void slowest_rank_decides(void **state)
     weft_world *world = fake_world(WEFT_ALGORITHM_AUTO, LONG_MS);
     run_ranks(world, &seen, results);
     expect_success(results);
-    assert_int_equal(seen.count[0], 3 * 4 + 3 * (2 + 1 + 2)); /* sizes of a short message */
+    assert_int_equal(seen.count[0], 3 * 6 + 3 * (2 + 1 + 2)); /* sizes of a short message */
     for (int r = 0; r < P; r++) {
         assert_int_equal(seen.way[r], FAST);
+        assert_int_equal(seen.heap_way[r], PLACED);
+        assert_int_equal(seen.twin_way[r], FAST);
         assert_false(seen.two_shot[r]); /* unmeasured it would be */
         assert_int_equal(seen.count[r], seen.count[0]);
         for (int i = 0; i < seen.count[0]; i++) {
             const weft_comm_way *way = &seen.ways[r][i];
             bool one = way->algorithm == WEFT_ALGORITHM_ONE_SHOT;
             bool broadcast = strcmp(way->op, "broadcast") == 0;
-            bool fast = strcmp(way->form, "fast") == 0;
-            assert_int_equal(way->chosen, one && (fast || broadcast));
+            bool fast = strcmp(way->form, "fast") == 0, placed = strcmp(way->form, "in place") == 0;
+            assert_int_equal(way->chosen, one && (fast || placed || broadcast));
             assert_true(way->us > 0 && way->us == seen.ways[0][i].us);
-            assert_int_equal(way->path, fast ? FAST / 4 : SLOW / 4);
+            assert_int_equal(way->path, weft__way_path(fast ? FAST : SLOW));
         }
     }
     weft_world_destroy(world);

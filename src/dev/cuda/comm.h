@@ -37,6 +37,8 @@ struct weft__cuda_rank {
     bool processes;                        /* ranks are, not threads of one */
     void *registered[WEFT_COMM_RANKS_MAX]; /* control blocks of segments, pinned */
     struct weft__cuda_memory memory[WEFT__COMM_CHANNELS];
+    /* Each world rank's memory of channel 0, as this rank reaches it; its heap is in there. */
+    uint64_t base[WEFT_COMM_RANKS_MAX], heap_at;
     int sharers;     /* ranks of the world on the device that has most of them */
     uint32_t usable; /* mask of paths that work between all ranks of the world */
     weft_path best;  /* of these, or the one asked for */
@@ -53,7 +55,8 @@ enum weft__cuda_wire {
     WEFT__CUDA_WIRE_AUTO,
     WEFT__CUDA_PACKED,
     WEFT__CUDA_DENSE,
-    WEFT__CUDA_PLAIN
+    WEFT__CUDA_PLAIN,
+    WEFT__CUDA_PLACED = WEFT__FORM_PLACED /* plain; the input is read where it is */
 };
 
 /* What `groups` groups of 16-bit elements take of a half slot, packed or dense. */

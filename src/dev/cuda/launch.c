@@ -121,7 +121,7 @@ static int dtype_index(weft_dtype dtype)
 
 struct shape {
     int instance, cluster, threads, shared_bytes, clusters;
-    bool chained; /* may be launched while its predecessor runs, and let its successor do so */
+    bool chained, early; /* may be launched while its predecessor runs; lets its successor be */
 };
 
 static CUlaunchAttribute cluster_attribute(int cluster)
@@ -220,9 +220,11 @@ static int cluster_for(const struct weft__comm_kernels *k, int64_t tokens, bool 
     return cluster;
 }
 
-/* Small grids are chained: a waiting successor has room beside each of them. Large ones take all
- * the room there is, and let the next kernel come when all their blocks have stored their outputs,
- * which they can only when all peers' blocks have been at work. */
+/* Small grids let their successors come early: one has room to wait beside each of them. Large ones
+ * take all the room there is, and let the next kernel come when all their blocks have stored their
+ * outputs, which they can only when all peers' blocks have been at work; and where ranks share the
+ * device they come when their predecessors have ended, since these may be small and waiting for a
+ * rank that has no room yet. */
 static bool choose_shape(struct weft__comm_kernels *k, const struct work *work, struct shape *out)
 {
     enum { FAR_BLOCKS = 16 }; /* over a slow link, a block's fence costs more than its work */
@@ -238,7 +240,8 @@ static bool choose_shape(struct weft__comm_kernels *k, const struct work *work, 
         int fit = shape.shared_bytes <= spare ? fit_of(k, &shape) : 0;
         bool last = cluster <= 2 || tuning->cluster > 0;
         if (fit < 1 || (!last && fit / 2 < tokens)) continue;
-        shape.chained = fit / 2 >= tokens;
+        shape.early = fit / 2 >= tokens;
+        shape.chained = shape.early || k->rank->sharers == 1;
         int64_t clusters = weft__max(1, weft__min(fit, tokens));
         if (slow && tuning->cluster == 0) clusters = weft__min(clusters, FAR_BLOCKS);
         if (tuning->clusters > fit) return false;
@@ -408,7 +411,8 @@ static bool choose_wire(const struct weft__comm_kernels *k,
     enum { FEW = 256 * 1024, FEW_SHARED = 2048 * 1024, DENSE_FAR = 768 * 1024 };
     uint64_t groups = (uint64_t)(rows * weft__ceil_div(args->op.hidden, WEFT__CUDA_GROUP)) *
                       (args->op.dtype == WEFT_F32 ? 2 : 1);
-    bool twice = args->post.two_shot != 0, fits[WEFT__CUDA_PLAIN + 1] = {[WEFT__CUDA_PLAIN] = true};
+    bool twice = args->post.two_shot != 0;
+    bool fits[] = {[WEFT__CUDA_PLAIN] = true, [WEFT__CUDA_PLACED] = true};
     for (enum weft__cuda_wire w = WEFT__CUDA_PACKED; w < WEFT__CUDA_PLAIN; w++)
         fits[w] = weft__cuda_wire_bytes(w, groups, twice) <= k->packed_bytes;
     *out = k->tuning.wire;
@@ -426,6 +430,19 @@ static bool choose_wire(const struct weft__comm_kernels *k,
     return true;
 }
 
+/* Each rank's x, in the same place of its memory as this one's. -1: not where all reach it. */
+static int64_t find_places(const struct weft__comm_kernels *k, uint64_t bytes,
+                           struct weft__cuda_reduce_args *a)
+{
+    const struct weft__cuda_rank *rank = k->rank;
+    const struct weft__comm_link *link = &k->link;
+    uint64_t all = rank->memory[0].device_bytes,
+             at = a->x - rank->base[link->world_rank[link->rank]];
+    if (at >= all || bytes > all - at) return -1;
+    for (int m = 0; m < link->size; m++) a->from[m] = rank->base[link->world_rank[m]] + at;
+    return (int64_t)at;
+}
+
 /* A piece that one launch can do. */
 static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args,
                          int64_t first, int64_t rows)
@@ -438,15 +455,20 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
     enum weft__cuda_wire wire;
     if (!choose_wire(k, args, rows, link->far != 0, &wire))
         return refuse(k, "CUDA: the message is too long for the form asked for");
+    bool placed =
+        wire == WEFT__CUDA_PLACED && path == WEFT_PATH_PULL && k->link.size > 1 && !tuning->local;
+    if (placed) link = &k->paths[WEFT_PATH_PUSH]; /* flags and sums */
+    if (wire == WEFT__CUDA_PLACED) wire = WEFT__CUDA_PLAIN;
     struct shape shape;
-    struct work work = {op->dtype,  wire,           rows,
-                        op->hidden, link->far != 0, !args->post.two_shot && op->moe.top_k == 0};
+    struct work work = {op->dtype,      wire,
+                        rows,           op->hidden,
+                        link->far != 0, !args->post.two_shot && op->moe.top_k == 0 && !placed};
     if (!choose_shape(k, &work, &shape)) return refuse(k, no_room);
     struct weft__cuda_reduce_args a = {
         .link = *link,
         .two_shot = args->post.two_shot,
         .cluster = shape.cluster,
-        .late_release = tuning->late || !shape.chained,
+        .late_release = tuning->late || !shape.early,
     };
     int64_t most = args->post.two_shot ? SECTION_TWO_SHOT : SECTION;
     int64_t each = weft__max(1, weft__ceil_div(rows, shape.clusters)); /* rows of a cluster */
@@ -462,8 +484,13 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
         a.sum_first = a.out_first;
         a.sum_rows = a.out_rows;
     }
-    /* The grid need not agree, but blocks of a cluster meet their like. */
-    int32_t plan[] = {(int32_t)path, (int32_t)wire, shape.cluster, shape.threads, (int32_t)first};
+    uint64_t bytes = (uint64_t)(rows * op->hidden) * (op->dtype == WEFT_F32 ? 4 : 2);
+    int64_t place = placed ? find_places(k, bytes, &a) : 0;
+    if (place < 0) return refuse(k, "CUDA: x is not in memory of weft_comm_heap_alloc");
+    /* Blocks of a cluster meet their like; the grid need not agree, but where inputs are in place.
+     */
+    int grid = placed ? shape.clusters : 0;
+    int64_t plan[] = {path, wire, shape.cluster, shape.threads, grid, first, place};
     a.signature = weft__cuda_sign(k, &args->post, plan, sizeof plan);
     launch(k, k->reduce[shape.instance], &a, &shape);
 }

@@ -164,7 +164,8 @@ static void release(struct weft__comm_rank *control)
 /* ---- slots ---- */
 
 /* Device memory of one rank: a slot for each source, the words of the communicator, a slot that
- * engines fill for each source, a message of sums. Pinned memory: a slot, the engines' slot. */
+ * engines fill for each source, a message of sums; of the world, a heap. Pinned memory: a slot, the
+ * engines' slot. */
 enum { EPOCH_AT = 0, DONE_AT = 128, WATCH_AT = 256, WORDS_BYTES = 512 };
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -206,6 +207,10 @@ static weft_status allocate(struct weft__comm_kernels *k, const struct weft__cud
     memory->device_bytes =
         words + WORDS_BYTES + (uint64_t)link->size * engine + link->message_bytes;
     memory->host_bytes = slot + engine + link->message_bytes;
+    if (link->channel == 0) {
+        rank->heap_at = memory->device_bytes = round_up(memory->device_bytes, 256);
+        memory->device_bytes += link->heap_bytes;
+    }
     WEFT__TRY(take_memory(k, memory, err));
     memset(memory->host, 0, memory->host_bytes);
     WEFT__CUDA_TRY(driver, set_u8(memory->device, 0, memory->device_bytes), "clearing memory", err);
@@ -317,6 +322,7 @@ static weft_status fill_paths(struct weft__comm_kernels *k, struct weft__cuda_li
         base[m] = link->meeting ? memory->mapped_device[m] : offer_of(link, m)->device_base;
         WEFT__TRY(map_host(k, link->meeting ? memory->mapped_host[m] : there, &host[m], err));
     }
+    if (link->channel == 0) memcpy(k->rank->base, base, sizeof base);
     uint64_t words = base[me] + (uint64_t)link->size * slot;
     WEFT__TRY(store_watch(k, words + WATCH_AT, err));
     common->epoch = words + EPOCH_AT;
@@ -602,6 +608,12 @@ void weft__cuda_tune(struct weft__comm_kernels *k, const struct weft__cuda_tunin
 
 static void *stream_of(const struct weft__comm_kernels *k) { return k->rank->stream; }
 
+static uint8_t *heap_of(const struct weft__comm_kernels *k)
+{
+    int me = k->link.world_rank[k->link.rank];
+    return (uint8_t *)(uintptr_t)(k->rank->base[me] + k->rank->heap_at);
+}
+
 const struct weft__dev_comm weft__cuda_comm = {
     .name = "cuda",
     .release = release,
@@ -609,6 +621,7 @@ const struct weft__dev_comm weft__cuda_comm = {
     .close = close_kernels,
     .reduce = weft__cuda_reduce,
     .move = weft__cuda_move,
+    .heap = heap_of,
     .stream = stream_of,
     .sync = weft__cuda_sync,
     .trial = &weft__cuda_trials,

@@ -17,7 +17,7 @@ static weft_status leave(const struct weft__cuda_driver *driver, CUresult result
     return result == CUDA_SUCCESS ? WEFT_OK : weft__cuda_fail(driver, result, what, err);
 }
 
-enum { STAGED_BYTES = 768 * 1024 };
+enum { STAGED_BYTES = 768 * 1024, PLACED_BYTES = 192 * 1024 };
 
 static bool offers(const struct weft__comm_kernels *k, uint32_t way, enum weft__comm_op op,
                    uint64_t bytes, bool two_shot)
@@ -26,17 +26,20 @@ static bool offers(const struct weft__comm_kernels *k, uint32_t way, enum weft__
     enum weft__cuda_wire wire = weft__way_form(way);
     bool asked = k->link.path == WEFT_PATH_AUTO || k->link.path == path;
     if ((k->usable >> path & 1) == 0 || !asked || wire == WEFT__CUDA_WIRE_AUTO) return false;
+    bool reduces = op == WEFT__ALLREDUCE || op == WEFT__REDUCE_SCATTER;
+    if (wire == WEFT__CUDA_PLACED)
+        return path == WEFT_PATH_PULL && (k->usable >> WEFT_PATH_PUSH & 1) != 0 && reduces &&
+               bytes >= PLACED_BYTES;
     if (weft__cuda_is_staged(path)) /* starting engines costs more than short messages take */
         return wire == WEFT__CUDA_PLAIN && (bytes >= STAGED_BYTES || k->link.path == path);
-    bool moves = op != WEFT__ALLREDUCE && op != WEFT__REDUCE_SCATTER;
-    if (moves || wire == WEFT__CUDA_PLAIN) return wire == WEFT__CUDA_PLAIN;
+    if (!reduces || wire == WEFT__CUDA_PLAIN) return wire == WEFT__CUDA_PLAIN;
     uint64_t groups = bytes / (2 * WEFT__CUDA_GROUP);
     return weft__cuda_wire_bytes(wire, groups, two_shot) <= k->packed_bytes;
 }
 
 static const char *form(uint32_t way)
 {
-    static const char *const names[] = {"auto", "packed", "dense", "plain"};
+    static const char *const names[] = {"auto", "packed", "dense", "plain", "in place"};
     return names[weft__way_form(way)];
 }
 
@@ -56,6 +59,11 @@ static void memory_give(struct weft__comm_kernels *k, void *memory)
 {
     const struct weft__cuda_driver *driver = enter(k);
     (void)leave(driver, driver->mem_free((CUdeviceptr)(uintptr_t)memory), "", NULL);
+}
+
+static void *memory_placed(const struct weft__comm_kernels *k)
+{
+    return (void *)(uintptr_t)k->engine.sums[k->link.rank]; /* engines are at rest meanwhile */
 }
 
 static weft_status memory_write(struct weft__comm_kernels *k, void *to, const void *from,
@@ -134,6 +142,7 @@ const struct weft__dev_trial weft__cuda_trials = {.offers = offers,
                                                   .form = form,
                                                   .memory_take = memory_take,
                                                   .memory_give = memory_give,
+                                                  .memory_placed = memory_placed,
                                                   .memory_write = memory_write,
                                                   .memory_read = memory_read,
                                                   .begin = begin,
