@@ -203,6 +203,26 @@ static weft_status add_tensor(struct weft__quantize_plan *plan, const struct wef
     return add_matrix(plan, source, module, err);
 }
 
+/* A glob that names nothing is mistyped: what it was to keep would be quantised. */
+static weft_status check_excludes(const struct weft__quantize_plan *plan, const char *path,
+                                  weft_error *err)
+{
+    for (int e = 0; e < plan->options->exclude_count; e++) {
+        const char *glob = plan->options->exclude[e];
+        bool found = false;
+        for (uint32_t i = 0; i < plan->items && !found; i++) {
+            char module[WEFT__MAX_TENSOR_NAME + 64];
+            (void)snprintf(module, sizeof module, "%s", plan->item[i].name);
+            if (ends_with(module, ".weight")) *strrchr(module, '.') = '\0';
+            found = fnmatch(glob, module, 0) == 0;
+        }
+        if (!found)
+            return weft__fail(err, WEFT_INVALID, "%s: no module to exclude is named '%.200s'", path,
+                              glob);
+    }
+    return WEFT_OK;
+}
+
 weft_status weft__quantize_plan_make(struct weft__quantize_plan *plan,
                                      const struct weft__checkpoint *checkpoint,
                                      const struct weft__node *config, weft_error *err)
@@ -219,6 +239,7 @@ weft_status weft__quantize_plan_make(struct weft__quantize_plan *plan,
         struct weft__tensor tensor = weft__checkpoint_at(checkpoint, i);
         status = add_tensor(plan, &tensor, err);
     }
+    if (status == WEFT_OK) status = check_excludes(plan, weft__checkpoint_path(checkpoint), err);
     if (status == WEFT_OK && plan->group.count == 0)
         status = weft__fail(err, WEFT_INVALID,
                             "%s: nothing to quantise: no projection of a decoder layer is left "

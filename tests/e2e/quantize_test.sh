@@ -45,6 +45,7 @@ expect 2 'SRC DST' "$llama" --to fp8
 expect 1 'exists already' "$llama" "$scratch/llama-fp8" --to fp8
 expect 1 'quantised already' "$scratch/llama-fp8" "$scratch/new" --to nvfp4
 expect 1 'quantised already' "$root/models/atlas" "$scratch/new" --to fp8
+expect 1 "named 'nope.o_proj'" "$llama" "$scratch/new" --to fp8 --exclude 'model.norm,*.o_proj,nope.o_proj'
 expect 1 'no-such' "$scratch/no-such" "$scratch/new" --to fp8
 (ulimit -f 100 && expect 1 'too large' "$llama" "$scratch/new" --to fp8) # of the weights half
 [ -z "$(find "$scratch" -name 'new*')" ] || fail 'a refused model was written'
