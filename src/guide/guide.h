@@ -16,8 +16,8 @@
 /* The tokens of one model, sorted by their bytes, for any number of guides on any threads. */
 struct weft__guide_vocab;
 
-/* vocab: columns of logits. The eos ids may be chosen where the text is complete, other special
- * tokens never. The tokenizer is borrowed. */
+/* vocab: columns of logits. The eos ids, which are below, may be chosen where the text is complete,
+ * other special tokens never. The tokenizer and eos are borrowed. */
 weft_status weft__guide_vocab_open(const struct weft__tokenizer *tokenizer, int64_t vocab,
                                    const int32_t *eos, int32_t eos_count,
                                    struct weft__guide_vocab **out, weft_error *err);

@@ -333,7 +333,7 @@ static void fill_mask(struct weft__guide *g, int32_t from, uint32_t *mask)
         if (at == text.len) mask[v->id[i] / 32] |= 1U << (v->id[i] % 32);
     }
     for (int32_t i = 0; i < v->eos_count && g->state[from].accepts; i++)
-        if (v->eos[i] < v->vocab) mask[v->eos[i] / 32] |= 1U << (v->eos[i] % 32);
+        mask[v->eos[i] / 32] |= 1U << (v->eos[i] % 32);
 }
 
 /* NULL: the guide has failed. */
@@ -464,7 +464,7 @@ void weft__guided_free(struct weft__guided *text) { weft__buf_free(&text->text);
 static int32_t replay(struct weft__guide *g, const struct weft__buf *text)
 {
     struct state s = g->state[0];
-    for (size_t i = 0; i < text->len && g->failed == WEFT_OK; i++) {
+    for (size_t i = 0; i < text->len; i++) {
         take_byte(g, &s, (unsigned char)text->data[i]);
         s = gather(g);
     }

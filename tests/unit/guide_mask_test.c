@@ -155,12 +155,20 @@ static void walks_end_in_json(void **unused)
     }
 }
 
-static bool accepts(struct weft__guide *guide, const char *characters)
+static int32_t byte_token(char byte)
+{
+    int32_t id = 0;
+    while (weft__token_bytes(tokenizer, id).len != 1 ||
+           weft__token_bytes(tokenizer, id).data[0] != byte)
+        id++;
+    return id;
+}
+
+static bool accepts(struct weft__guide *guide, const char *bytes)
 {
     struct weft__guided text;
     weft__guided_init(&text, guide);
-    for (; *characters != '\0'; characters++)
-        (void)weft__guided_push(&text, weft__token_id(tokenizer, characters, 1));
+    for (; *bytes != '\0'; bytes++) (void)weft__guided_push(&text, byte_token(*bytes));
     bool end = in_mask(weft__guided_mask(&text), EOS);
     weft__guided_free(&text);
     return end;
@@ -195,6 +203,74 @@ static void bounds_are_exact(void **unused)
         assert_false(accepts(guide, "007") || accepts(guide, "-0") || accepts(guide, "1.0"));
         weft__guide_close(guide);
     }
+}
+
+#define NULLS "{\"type\":\"null\"},{\"type\":\"null\"}"
+#define BLANKS "                    " /* 20 */
+#define U_UMLAUT \
+    "{\"properties\":{\"\u00fc\":{\"const\":1}},\"additionalProperties\":{\"type\":\"null\"}}"
+
+/* Where a text begins to be none. */
+static void borders_are_exact(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *schema, *good, *bad;
+    } borders[] = {
+        {"{\"type\":\"number\"}", "0.1234567890123456", "0.12345678901234567"},
+        {"{\"type\":\"number\"}", "1e+5", "1e5.0"},
+        {"{\"items\":{\"type\":\"null\"}}", "[\n" BLANKS "null]", "[\n" BLANKS " null]"},
+        {"{\"type\":\"string\"}", "\"\\ud7ff\"", "\"\\ud800\""},
+        {"{\"type\":\"string\"}", "\"\\u0001\"", "\"\\u0000\""},
+        {"{\"type\":\"string\"}", "\"\xc2\x80\"", "\"\xc1\xbf\""},
+        {"{\"type\":\"string\"}", "\"\xe0\xa0\x80\"", "\"\xe0\x9f\xbf\""},
+        {"{\"type\":\"string\"}", "\"\xed\x9f\xbf\"", "\"\xed\xa0\x80\""},
+        {"{\"type\":\"string\"}", "\"\xf0\x90\x80\x80\"", "\"\xf0\x8f\xbf\xbf\""},
+        {"{\"type\":\"string\"}", "\"\xf4\x8f\xbf\xbf\"", "\"\xf4\x90\x80\x80\""},
+        {"{\"prefixItems\":[" NULLS "],\"maxItems\":1}", "[null]", "[null,null]"},
+        {"{\"$defs\":{\"a/b\":{\"const\":1},\"c~d\":{\"const\":2}},\"prefixItems\":[{\"$ref\":"
+         "\"#/$defs/a~1b\"},{\"$ref\":\"#/$defs/c~0d\"}],\"minItems\":2}",
+         "[1,2]", "[2,1]"},
+        {"{\"enum\":[2.0,2.5],\"type\":\"integer\"}", "2", "2.5"},
+        {U_UMLAUT, "{\"\xc3\xbc\":1,\"x\":null}", "{\"\xc3\xbc\":null}"},
+        {U_UMLAUT, "{}", "{\"\xc3x\":null}"},
+    };
+    for (size_t i = 0; i < WEFT__COUNT(borders); i++) {
+        struct weft__guide *guide = guide_of(borders[i].schema);
+        if (!accepts(guide, borders[i].good) || accepts(guide, borders[i].bad))
+            fail_msg("%s: %s, not %s", borders[i].schema, borders[i].good, borders[i].bad);
+        weft__guide_close(guide);
+    }
+}
+
+/* A text is complete when nothing can follow, not when it may end. */
+static void a_text_may_go_on_where_it_may_end(void **unused)
+{
+    (void)unused;
+    struct weft__guide *guide = guide_of("{\"enum\":[1,12]}");
+    struct weft__guided text;
+    weft__guided_init(&text, guide);
+    assert_false(weft__guided_push(&text, byte_token('1')));
+    assert_true(in_mask(weft__guided_mask(&text), EOS));
+    assert_true(weft__guided_push(&text, byte_token('2')));
+    weft__guided_free(&text);
+    weft__guide_close(guide);
+}
+
+/* A long text is read again whatever one token may cost. */
+static void a_long_text_is_read_again(void **unused)
+{
+    (void)unused;
+    struct weft__guide *guide = guide_of("{\"type\":\"string\"}");
+    struct weft__guided text;
+    weft__guided_init(&text, guide);
+    (void)weft__guided_push(&text, byte_token('"'));
+    for (int i = 0; i < WEFT__GUIDE_WORK_MAX / 16; i++)
+        (void)weft__guided_push(&text, byte_token('x'));
+    text.generation = 0;
+    assert_true(in_mask(weft__guided_mask(&text), byte_token('"')));
+    weft__guided_free(&text);
+    weft__guide_close(guide);
 }
 
 /* The name of a property is no name of another, nor is what begins like it forbidden. */
@@ -293,6 +369,7 @@ static void what_cannot_be_met_is_refused(void **unused)
         {"3", "not a schema", WEFT_INVALID},
         {"{\"oneOf\":[{\"const\":1},{\"enum\":[2,1]}]}", "two of oneOf", WEFT_UNSUPPORTED},
         {"{\"minItems\":0.5}", "not a count: \"minItems\"", WEFT_INVALID},
+        {"{\"minItems\":-1}", "not a count: \"minItems\"", WEFT_INVALID},
     };
     for (size_t i = 0; i < WEFT__COUNT(refused); i++) {
         struct weft__guide *guide = NULL;
@@ -462,10 +539,7 @@ static bool goes_on(struct weft__guide *guide, const char *bytes)
     bool alive = true;
     weft__guided_init(&text, guide);
     for (; *bytes != '\0' && alive; bytes++) {
-        int32_t id = 0;
-        while (weft__token_bytes(tokenizer, id).len != 1 ||
-               weft__token_bytes(tokenizer, id).data[0] != *bytes)
-            id++;
+        int32_t id = byte_token(*bytes);
         alive = in_mask(weft__guided_mask(&text), id);
         (void)weft__guided_push(&text, id);
     }
@@ -504,6 +578,9 @@ int main(void)
         cmocka_unit_test(masks_are_what_tokens_do),
         cmocka_unit_test(walks_end_in_json),
         cmocka_unit_test(bounds_are_exact),
+        cmocka_unit_test(borders_are_exact),
+        cmocka_unit_test(a_text_may_go_on_where_it_may_end),
+        cmocka_unit_test(a_long_text_is_read_again),
         cmocka_unit_test(other_properties_have_other_names),
         cmocka_unit_test(the_deepest_is_not_a_dead_end),
         cmocka_unit_test(dropped_states_are_found_again),
