@@ -62,7 +62,7 @@ weft_status weft__sampling_check(const struct weft__sampling *sampling, int64_t 
 weft_status weft__sampler_open(int64_t vocab, int64_t usable, struct weft__sampler **out,
                                weft_error *err)
 {
-    if (usable < 1 || usable > vocab || vocab > INT32_MAX)
+    if (usable < 1 || usable > vocab)
         return weft__fail(err, WEFT_INVALID, "%lld usable ids in a vocabulary of %lld",
                           (long long)usable, (long long)vocab);
     struct weft__sampler *sampler = calloc(1, sizeof *sampler);

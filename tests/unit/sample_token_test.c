@@ -422,6 +422,9 @@ static void extremes_survive(void **unused)
     s.repetition_penalty = 10, s.temperature = 100, s.top_p = 0.5f, s.top_k = 3;
     assert_int_equal(weft__sample(sampler, &row, &token, NULL), WEFT_OK);
     assert_int_equal(token, 1);
+    token = -1, s.top_p = 0, s.top_k = 0;
+    assert_int_equal(weft__sample(sampler, &row, &token, NULL), WEFT_OK);
+    assert_int_equal(token, 1);
     weft__sampler_close(sampler);
 }
 
