@@ -162,7 +162,6 @@ static bool decodes(const struct weft__sequence *seq)
 /* Pages left free at an admission, for the next tokens of all who then run. */
 static int64_t growth_pages(const struct weft__sched *sched, const struct weft__sequence *extra)
 {
-    if (sched->running.count == 0) return 0;
     int64_t tokens =
         weft__min(extra->group->request.max_tokens - extra->output_count, sched->options.growth);
     for (const struct weft__sequence *seq = sched->running.head; seq != NULL; seq = seq->next)
@@ -235,7 +234,7 @@ bool weft__sched_plan(struct weft__sched *sched, uint64_t now_ns, const struct w
         if (decodes(seq)) add_rows(sched, seq, 0);
     int64_t decoding = b->seqs;
     for (struct weft__sequence *seq = sched->running.head; seq != NULL; seq = seq->next) {
-        if (decodes(seq) || b->tokens == sched->options.chunk) continue;
+        if (decodes(seq)) continue;
         take_cached(sched, seq);
         add_rows(sched, seq, decoding);
     }
