@@ -47,6 +47,8 @@ echo '{"eos_token_id": [0, 4, 6, 200000], "do_sample": false, "max_new_tokens": 
 same "max_new_tokens" "The capital of" "$("$weft" run "$model" "$question" 2>"$model/said")"
 grep -q 'max_new_tokens' "$model/said"
 same "--max-tokens" "$answer" "$("$weft" run "$model" --max-tokens 30 "$question" 2>/dev/null)"
+echo "{\"eos_token_id\": $("$weft" tokenize "$atlas" .), \"do_sample\": false}" >"$model/generation_config.json"
+same "an end token that is text" "${answer%.}" "$("$weft" run "$model" "$question" 2>/dev/null)"
 
 "$weft" run "$atlas" --stats "$question" 2>&1 | grep -q 'token' || {
     echo "run: --stats says nothing of tokens"

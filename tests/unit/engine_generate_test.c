@@ -94,6 +94,7 @@ static void ids_length_and_seed_are_heeded(void **state)
     ask.ignore_eos = true;
     ask.temperature = 3;
     ask.seed = 1;
+    uint64_t start = weft__now_ns();
     weft_generated one = complete(*state, &ask), same = complete(*state, &ask);
     ask.seed = 2;
     weft_generated other = complete(*state, &ask);
@@ -102,18 +103,60 @@ static void ids_length_and_seed_are_heeded(void **state)
     ask.top_k = -1;
     ask.temperature = 0;
     weft_generated greedy = complete(*state, &ask);
+    ask.repetition_penalty = 10;
+    weft_generated varied = complete(*state, &ask);
+    ask.repetition_penalty = -1;
+    ask.temperature = 3;
+    ask.min_p = 1;
+    weft_generated best = complete(*state, &ask);
     assert_int_equal(one.prompt_tokens, 3);
     assert_int_equal(one.generated_tokens, 20);
     assert_false(one.complete);
     assert_true(one.prefill_ns > 0 && one.decode_ns > 0);
+    assert_true(one.prefill_ns + one.decode_ns < weft__now_ns() - start);
     assert_string_equal(one.text, same.text);
     assert_string_not_equal(one.text, other.text);
     assert_string_equal(likeliest.text, greedy.text);
+    assert_string_not_equal(varied.text, greedy.text);
+    assert_string_equal(best.text, greedy.text);
     weft_generated_free(&one);
     weft_generated_free(&same);
     weft_generated_free(&other);
     weft_generated_free(&likeliest);
     weft_generated_free(&greedy);
+    weft_generated_free(&varied);
+    weft_generated_free(&best);
+}
+
+/* An answer may be cut within a character: its beginning is replaced, and heard. */
+static void half_a_character_is_replaced(void **state)
+{
+    static const int32_t ids[] = {300, 301, 302};
+    static const char replacement[] = "\xef\xbf\xbd";
+    weft_generation ask = WEFT_GENERATION_DEFAULT;
+    struct listener listener;
+    weft_generated answer = {0};
+    ask.ids = ids;
+    ask.id_count = 3;
+    ask.max_tokens = 2;
+    ask.ignore_eos = true;
+    ask.temperature = 100; /* any token */
+    ask.on_text = listen_to;
+    ask.ctx = &listener;
+    do { /* until the first is the beginning of a character, which the second does not go on with */
+        weft_generated_free(&answer);
+        listener = (struct listener){.most = 1};
+        ask.seed++;
+        answer = complete(*state, &ask);
+    } while (ask.seed < 10000 && (answer.generated_tokens < 2 || answer.len < 4 ||
+                                  memcmp(answer.text, replacement, 3) != 0));
+    weft_generated_free(&answer);
+    ask.max_tokens = 1;
+    listener = (struct listener){0};
+    answer = complete(*state, &ask);
+    assert_string_equal(answer.text, replacement);
+    assert_string_equal(listener.text, replacement);
+    weft_generated_free(&answer);
 }
 
 /* The second message is wrong; the error says so. */
@@ -194,6 +237,7 @@ int main(void)
         cmocka_unit_test(a_question_is_answered),
         cmocka_unit_test(text_is_heard_as_it_comes),
         cmocka_unit_test(ids_length_and_seed_are_heeded),
+        cmocka_unit_test(half_a_character_is_replaced),
         cmocka_unit_test(wrong_messages_are_named),
         cmocka_unit_test(a_prompt_is_needed),
         cmocka_unit_test(loading_may_take_long_but_not_hang),
