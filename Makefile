@@ -2,12 +2,13 @@
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 BUILD := build
+TARGETS := weft weft_shared weft_static
 
 .PHONY: all help deps demo test soak bench fmt install smollm clean
 
 all: ## build the release: build/weft, build/libweft.so
 	@cmake --preset release --log-level=WARNING $(CONFIGURE)
-	@cmake --build $(BUILD) -j $(JOBS)
+	@cmake --build $(BUILD) -j $(JOBS) --target $(TARGETS)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -20,11 +21,11 @@ demo: deps ## install, build, serve the embedded model, ask it a question over H
 	@tools/demo.sh $(BUILD)/weft models/atlas
 
 test: deps ## every test, sanitizer runs and 10 s a fuzz target included
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory all TARGETS=all
 	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
 soak: deps ## what takes longer: a million epochs, ten minutes a fuzz target
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory all TARGETS=all
 	@ctest --test-dir $(BUILD) --output-on-failure -C Soak -L soak
 
 bench: all ## measure: the numbers of docs/PERFORMANCE.md
