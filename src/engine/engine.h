@@ -51,7 +51,8 @@ bool weft__ranks_close(struct weft__ranks *ranks);
 weft_status weft__ranks_follow(const char *dir, const struct weft__ranks_options *options, int rank,
                                weft_error *err);
 
-/* logits [outputs, vocab], valid until the next step. After a failure every step fails. */
+/* logits [outputs, vocab], valid until the next step. After a failure every step fails; err is not
+ * NULL. */
 weft_status weft__ranks_step(struct weft__ranks *ranks, const struct weft__batch *batch,
                              const float **logits, weft_error *err);
 

@@ -39,7 +39,6 @@ struct weft__ranks {
     struct weft__ranks_options options;
     const struct weft__device *device;
     weft_world *world;
-    bool broken;                                    /* rank 0 has seen a failure */
     struct rank rank[WEFT__MAX_RANKS];              /* those of this process */
     struct weft__rank_stats heard[WEFT__MAX_RANKS]; /* of the others, by rank 0 */
 };
@@ -195,13 +194,12 @@ static weft_status rank_load(struct rank *r, weft_error *err)
                             &all->options.limits, &r->model, err);
 }
 
-/* Rank 0's options hold for all. */
+/* Rank 0's options hold for all; its pointers are of its process. */
 static weft_status take_options(struct rank *r, weft_error *err)
 {
     struct weft__ranks_options options = r->ranks->options;
     const weft_broadcast broadcast = {.bytes = sizeof options, .data = &options};
     WEFT__TRY(weft_comm_broadcast(r->comm, &broadcast, err));
-    options.rendezvous = r->ranks->options.rendezvous; /* a pointer of that process */
     if (r->ranks->options.rendezvous != NULL) r->ranks->options = options;
     return WEFT_OK;
 }
@@ -400,10 +398,10 @@ bool weft__ranks_close(struct weft__ranks *all)
 {
     if (all == NULL) return true;
     struct rank *r = &all->rank[0];
-    if (!all->broken && all->options.size > 1) {
+    if (all->options.size > 1) {
         struct sizes leave = {0};
         memcpy(r->packed, &leave, sizeof leave);
-        (void)exchange(r, &leave, NULL); /* or they notice that rank 0 closes */
+        (void)exchange(r, &leave, NULL); /* or they know of a failure */
     }
     rank_close(r);
     if (!join_threads(all)) return false;
@@ -415,21 +413,14 @@ weft_status weft__ranks_step(struct weft__ranks *all, const struct weft__batch *
                              const float **logits, weft_error *err)
 {
     struct rank *r = &all->rank[0];
-    weft_error why;
-    weft_status status = WEFT_OK;
     if (all->options.size > 1) {
         struct sizes sizes;
-        status = pack(r, batch, &why);
-        if (status == WEFT_OK) status = exchange(r, &sizes, &why);
-        if (status == WEFT_OK) status = send_rest(r, &sizes, &why);
+        WEFT__TRY(pack(r, batch, err));
+        WEFT__TRY(exchange(r, &sizes, err));
+        WEFT__TRY(send_rest(r, &sizes, err));
     }
-    if (status == WEFT_OK) status = rank_step(r, batch, &why);
-    if (status == WEFT_OK) {
-        *logits = r->logits;
-    } else {
-        all->broken = true;
-        if (err != NULL) *err = why;
-    }
+    weft_status status = rank_step(r, batch, err);
+    if (status == WEFT_OK) *logits = r->logits;
     return status;
 }
 

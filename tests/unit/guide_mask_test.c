@@ -445,6 +445,7 @@ static void wide_masks_are_refused(void **unused)
     } cases[] = {
         {250, 40000, WEFT_UNSUPPORTED, WEFT_OK},
         {250, 20000, WEFT_OK, WEFT_UNSUPPORTED},
+        {40, 16000, WEFT_OK, WEFT_UNSUPPORTED}, /* because of what is looked at in vain */
         {30, 200, WEFT_OK, WEFT_OK},
         {0, 5000, WEFT_OK, WEFT_OK},
     };
