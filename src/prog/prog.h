@@ -97,7 +97,7 @@ struct weft__engine_flags {
          INT32_MAX,                                                                          \
          "N",                                                                                \
          "size of the KV pool, tokens"},                                                     \
-        {WEFT__OPTION_INT, "chunk", &(f)->chunk, 1, 1 << 20, "N", "tokens per step (2048)"}, \
+        {WEFT__OPTION_INT, "chunk", &(f)->chunk, 1, 1 << 19, "N", "tokens per step (2048)"}, \
         {WEFT__OPTION_CHOICE,                                                                \
          "activations",                                                                      \
          &(f)->activations,                                                                  \

@@ -41,6 +41,9 @@ expect 2 'tp' "$weft" check "$root/models/atlas" --tp 17
 expect 2 'tp' "$weft" check "$root/models/atlas" --tp two
 expect 2 'no-such-option' "$weft" run "$root/models/atlas" --no-such-option
 expect 2 'model' "$weft" check
+for option in --max-running-requests --max-queued-requests --chunk; do
+    expect 2 "$option" "$weft" serve "$root/models/atlas" --port 0 $option 1000000
+done
 
 # ---- directories ----
 expect 1 'no-such' "$weft" check "$scratch/no-such"
