@@ -51,7 +51,6 @@ static const char *power_confidence(const struct weft__evidence *e, const struct
 {
     double memory = weft__mean_of(&e->memory);
     double margin = fmin(fabs(j->share - t->spin_below), fabs(j->share - t->working_from));
-    if (j->verdict == WEFT__VERDICT_IDLE) margin = t->spin_below - j->share;
     if (j->verdict == WEFT__VERDICT_NO_DATA || e->samples < 3 || margin < 0.03 ||
         e->busy.high - e->busy.low > 50)
         return "low";

@@ -73,6 +73,15 @@ verdict_everywhere("half busy", smi((121, 128), busy=(40, 60)), "low power, caus
 verdict_everywhere("two phases", smi((121, 128), busy=(30, 100)), "low power, cause unknown", "low",
                    "--power-limit", "600")
 
+verdict_everywhere("close to a threshold", smi((204, 206), memory=0), "spin-like", "low", "--power-limit", "600")
+verdict_everywhere("drawing without work", smi((300, 302), busy=(0, 1)), "low power, cause unknown", "medium",
+                   "--power-limit", "600")
+with open(os.path.join(SCRATCH.name, "watts.json"), "w", encoding="ascii") as profiles:
+    json.dump({"profiles": [{"name": "x", "limit_w": 600, "idle_w": 70, "spin_w": 480, "memory_w": 300,
+                             "compute_w": 590}]}, profiles)
+verdict_everywhere("polling draws more than memory traffic", smi((498, 502)), "spin-like", "medium", "--power-limit",
+                   "600", "--thresholds", profiles.name)
+
 # ---- one H200, as it was recorded ----
 for load, verdict in (("idle", "idle"), ("spin", "spin-like"), ("copy", "working"), ("gemm", "working")):
     with open(os.path.join(ROOT, "tests/golden/gpu/h200_%s.csv" % load), encoding="ascii") as file:

@@ -283,15 +283,44 @@ def test_verdict_by_steps():
     near("starved: the loop", where["http_s"] / where["wall_s"], 0.009, 0.011)
     stub.metrics = metrics([(0.8, 0.05, 0.05)] * 2)
     verdict_of("working", stub, cards(2, 100, 1, 126), "working", "89 % computing")
-    verdict_of("throttled", stub, cards(2, 100, 50, 300, reasons=0x40), "throttled",
-               "heat (hardware) in 100 % of the readings", "SM clock 1500 of 1980 MHz")
+    verdict_of("throttled", stub, cards(2, 100, 50, 300, reasons=0x40, more="".join(
+        "at %d 300 100 50 300000 1500 0\n" % i for i in range(2))), "throttled",
+               "heat (hardware) in ", "SM clock 1500 of 1980 MHz")
     verdict_of("capped is not throttled", stub, cards(2, 100, 50, 590, reasons=0x4), "working")
     stub.metrics = metrics([(0.01, 0.001, 0.001)] * 2)
     verdict_of("idle", stub, cards(2, 1, 0, 70), "idle")
+    ranks = [(0.44, 0, 0.56)] * 4
+    ranks[3] = (0.46, 0.08, 0.46)
+    stub.metrics = metrics(ranks)
+    answer = verdict_of("half", stub, cards(4, 100, 1, 126), "starved by communication",
+                        "no rank arrives much later")
+    same("half: so close that it is not sure", answer["weft"]["verdicts"][0]["confidence"], "medium")
+    asked = iter((1000, 0)) # a server that was started anew in between
+    stub.metrics = lambda: metrics(ranks, steps=next(asked, 0))()
+    same("a new server: no time", run("new", stub.url, "--vocab", "9", "--num-prompts", "1")["weft"]["time"], None)
     stub.metrics = metrics([(0, 0, 0)] * 2, steps=0)
-    verdict_of("spinning", stub, cards(2, 100, 1, 126), "spinning", "no step ended for", seconds=5.6)
+    stub.first = 5.6
+    verdicts = run("stalled", stub.url, "--vocab", "9", "--num-prompts", "1", nvml=cards(
+        2, 100, 1, 126, more="at 1 0 50 1 126000 1500 0\n"))["weft"]["verdicts"]
+    same("stalled: a GPU that is half busy does not spin", [(v["verdict"], v["about"]) for v in verdicts],
+         [("idle", ["GPU 1"]), ("spinning", ["GPU 0"])])
+    check("stalled: since when", "no step ended for" in verdicts[-1]["evidence"], verdicts)
     stub.metrics = metrics([(0.7, 0.1, 0.1)] * 2, device="cpu")
     verdict_of("processors", stub, cards(2, 0, 0, 70), "working", "2 ranks,")
+
+
+def test_long_steps():
+    """One step in 7 s of work: it is long, not stalled. Without requests nothing is."""
+    stub = Stub(gap=0)
+    text, began = metrics([(0.9, 0.05, 0.02)], steps=0), time.monotonic()
+    stub.metrics = lambda: text() + 'weft:rank_steps_total{rank="0",device="cuda"} %d\n' % (time.monotonic() > began + 0.8)
+    verdict_of("long steps", stub, cards(1, 100, 60, 500), "working", seconds=7)
+
+
+def test_rest_is_no_stall():
+    stub = Stub(gap=0)
+    stub.metrics = metrics([(0, 0, 0)], steps=0, running=0)
+    verdict_of("rest", stub, cards(1, 100, 1, 126), "idle", seconds=5.6)
 
 
 def test_slow_metrics():
@@ -309,19 +338,19 @@ def test_slow_metrics():
 
 # ---- packages ----
 class Package:
-    """A powercap tree whose counter grows with the watts that `watts(seconds)` says."""
+    """A package of a powercap tree, whose counter grows with the watts that `watts(seconds)` says."""
 
-    def __init__(self, name, watts, start=0):
-        self.root, self.watts, self.energy = path(name), watts, start
-        for file, text in (("name", "package-0"), ("max_energy_range_uj", "1000000000"),
+    def __init__(self, name, watts, start=0, number=0, kind="package-0"):
+        self.root, self.watts, self.energy, self.number = path(name), watts, start, number
+        for file, text in (("name", kind), ("max_energy_range_uj", "1000000000"),
                            ("constraint_0_power_limit_uw", "200000000"), ("energy_uj", str(start))):
-            path("%s/intel-rapl:0/%s" % (name, file), text + "\n")
+            path("%s/intel-rapl:%d/%s" % (name, number, file), text + "\n")
         self.began = self.last = time.monotonic()
         self.stop = False
         threading.Thread(target=self.grow, daemon=True).start()
 
     def grow(self):
-        full = os.path.join(self.root, "intel-rapl:0/energy_uj")
+        full = os.path.join(self.root, "intel-rapl:%d/energy_uj" % self.number)
         while not self.stop:
             now = time.monotonic()
             self.energy = (self.energy + self.watts(now - self.began) * (now - self.last) * 1e6) % 1e9
@@ -335,12 +364,25 @@ class Package:
 def test_packages():
     stub = Stub(first=1, gap=0)
     package = Package("cap", lambda seconds: 80, start=960e6) # wraps within the run
+    psys = Package("cap", lambda seconds: 100, number=1, kind="psys")
     answer = run("package", stub.url, "--vocab", "9", "--num-prompts", "1", "--powercap", package.root)
+    same("package: the platform holds it, and is passed over", len(answer["weft"]["power"]["meters"]), 1)
+    psys.stop = True
     meter = answer["weft"]["power"]["meters"][0]
     near("package: watts, over a wrap", meter["power_w"], 40, 160)
     near("package: joules", meter["energy_j"] / answer["duration"], 40, 160)
     same("package: limit", meter["limit_w"], 200)
     package.stop = True
+    two = [Package("cap5", lambda seconds, watts=watts: watts, number=number, kind="package-%d" % number)
+           for number, watts in enumerate((60, 180))]
+    stub.metrics = metrics([(0.7, 0.1, 0.1)] * 3, device="cpu")
+    answer = run("two packages", stub.url, "--vocab", "9", "--num-prompts", "1", "--powercap", two[0].root)
+    shares = [meter["power_w"] / 200 for meter in answer["weft"]["power"]["meters"]]
+    check("ranks 0 and 2 are on package 0, rank 1 on package 1: %s" % shares, "3 ranks on processors at %.0f %% of"
+          % (100 * (2 * shares[0] + shares[1]) / 3) in answer["weft"]["verdicts"][0]["evidence"], answer["weft"]["verdicts"])
+    for package in two:
+        package.stop = True
+    stub.metrics = None
     for name, file, word in (("cap2", "name", "energy_uj"), ("cap3", "other", "absent")):
         path("%s/intel-rapl:0/%s" % (name, file), "package-0\n")
         note = run(name, stub.url, "--vocab", "9", "--num-prompts", "1", "--powercap", path(name))["weft"]["power"]
@@ -368,18 +410,20 @@ def test_calibrate():
     check("calibrate: its thresholds", "spin-like below %.3f of the limit, working from %.3f; by these: idle "
           % (spin / 200, max(spin, work) / 200) in lines[-2] + lines[-1], lines)
     # 0.35 of 600 W is 210 W by default; a card that polls at 250 W is known to when calibrated
-    path("watts.json", json.dumps({"profiles": [{"name": "Fake GPU", "limit_w": 600, "idle_w": 70, "spin_w": 230,
-                                                 "memory_w": 420, "compute_w": 590}]}))
+    profile = {"name": "Fake GPU", "limit_w": 600, "idle_w": 70, "spin_w": 230, "memory_w": 420, "compute_w": 590}
+    profiles = [{**profile, "name": "other", "spin_w": 71, "memory_w": 140}, profile]
+    path("watts.json", json.dumps({"profiles": profiles}))
     stub = Stub(first=0.4, gap=0)
     answer = run("calibrated", stub.url, "--vocab", "9", "--num-prompts", "1", "--thresholds", path("watts.json"),
                  nvml=cards(1, 100, 1, 250))
     same("calibrated", [v["verdict"] for v in answer["weft"]["verdicts"]], ["spin-like"])
+    path("watts.json", json.dumps({"profiles": profiles[::-1]})) # here the first counts
     recording = "index, utilization.gpu [%], power.draw [W], power.limit [W]\n" + "0, 100 %, 250.00 W, 600.00 W\n" * 12
     verdicts = [json.loads(weft("diagnose", path("rec.csv", recording), "--json", *more).stdout)["gpus"][0]["verdict"]
                 for more in ((), ("--thresholds", path("watts.json")))]
     same("diagnose, by default and calibrated", verdicts, ["low power, cause unknown", "spin-like"])
-    for text in ("", "{}", '{"profiles": [{"name": "x"}]}', '{"profiles": [{"name": "x", "limit_w": 0, "idle_w": 1, '
-                 '"spin_w": 1, "memory_w": 1, "compute_w": 1}]}'):
+    for text in ("", "{}", '{"profiles": [{"name": "x"}]}', *(json.dumps({"profiles": [{**profile, key: 0}]})
+                                                              for key in ("limit_w", "idle_w", "compute_w"))):
         done = weft("diagnose", path("rec.csv"), "--thresholds", path("bad.json", text))
         check("refused: %r" % text, done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr)
     done = weft("calibrate", "--seconds", "0.5", "--powercap", SCRATCH.name)
