@@ -19,7 +19,7 @@ extern "C" __global__ void weft__step(const __grid_constant__ struct weft__cuda_
     grid_wait();
     const struct weft__cuda_link *link = &a.link;
     struct call call = call_of(link, a.op, a.signature);
-    struct patience last = {-1, 0, 0, 0};
+    struct patience last = {-1, 0, 0, 0, 0};
     int source = (int)threadIdx.x;
     call.phase = a.phase;
     if (a.step == WEFT__CUDA_MEET) {

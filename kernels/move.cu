@@ -71,7 +71,7 @@ extern "C" __global__ __launch_bounds__(WEFT__CUDA_THREADS) void weft__move(
     const struct weft__cuda_link *link = &a.link;
     struct call call = call_of(link, a.op, a.signature);
     uint32_t ticket = draw_ticket(link, call.epoch);
-    struct patience last = {-1, 0, 0, 0};
+    struct patience last = {-1, 0, 0, 0, 0};
     bool alive = true;
     if (blockIdx.x == 0) send_arrival(call);
     bool sends = a.op == WEFT__ALL_GATHER || (a.op == WEFT__BROADCAST && a.root == link->rank);

@@ -392,7 +392,7 @@ __device__ void take(place &at, int t, int group, int s, int last, uint32_t (*wo
         take_plain<T, COUNT>(at, t, group, s, last, in);
     } else {
         uint64_t offset = offset_of<T, FORM>(at, t, group);
-        struct patience patience = {-1, 0, 0, 0};
+        struct patience patience = {-1, 0, 0, 0, 0};
         if (at.a->link.far) glance<T, FORM>(at, &patience, offset, s, min(s + COUNT - 1, last));
         for (uint32_t tries = 1;; tries++) {
             bool there = try_take<T, FORM, COUNT>(at, offset, s, last, in);
@@ -736,7 +736,7 @@ __device__ static void send_flags(const place &at, int inputs, int sums)
 /* Waits for all inputs of the rows summed here, or for the sums of all rows. */
 __device__ static void await_flags(place &at, int section, bool sums)
 {
-    struct patience last = {-1, 0, 0, 0};
+    struct patience last = {-1, 0, 0, 0, 0};
     int ranks = at.a->link.ranks, sources = sums ? 1 : ranks;
     bool alive = at.alive;
     for (int i = (int)threadIdx.x; alive && i < at.a->section * sources; i += (int)blockDim.x) {
@@ -830,15 +830,8 @@ __device__ void receive_row(place &at, int t, keeper<T, ONE> &kept, const uint32
 /* Inputs in place can be read when their ranks have arrived. For whole blocks. */
 __device__ static void meet(place &at)
 {
-    if (blockIdx.x == 0 && threadIdx.x < 32) {
-        __threadfence_system(); /* what earlier kernels have stored; partner: below */
-        send_arrival(at.call);
-    }
-    bool there = true;
-    if ((int)threadIdx.x < at.a->link.ranks) {
-        there = await_arrivals(at.call, look_for_arrival(at.call));
-        __threadfence_system();
-    }
+    if (blockIdx.x == 0) send_arrival(at.call);
+    bool there = await_arrivals(at.call, look_for_arrival(at.call, true), true);
     at.alive = __syncthreads_and(there) != 0;
 }
 
@@ -847,12 +840,12 @@ __device__ static void meet(place &at)
 __device__ static void leave(place &at)
 {
     const struct weft__cuda_link *link = &at.a->link;
-    struct patience last = {-1, 0, 0, 0};
+    struct patience last = {-1, 0, 0, 0, 0};
     int number = (int)threadIdx.x, flag = (int)blockIdx.x;
     at.call.phase = WEFT__RELEASE;
     __syncthreads(); /* all its loads come before */
     if (number < link->sends)
-        store_release_u32((uint64_t)flag_of(at.call, link->send[number], flag), at.call.epoch);
+        store_relaxed_u32(flag_of(at.call, link->send[number], flag), at.call.epoch);
     if (number < link->ranks && at.alive) (void)await_flag(at.call, &last, number, flag);
 }
 

@@ -8,9 +8,12 @@
  *   flag           st.relaxed after a block barrier and a fence, which order all payload stores of
  *                  the block before it; partner: ld.acquire, a block barrier, the payload loads
  *   arrival word   st.relaxed / ld.relaxed: one 8-byte access; it carries no payload with it, and
- *                  says that the sender's earlier kernels are complete (grid_wait came first).
- * Where inputs are read in place, fences on both sides make their results readable A reader trusts
- * only words that hold the current epoch, so halves need no clearing. */
+ *                  says that the sender's earlier kernels are complete (grid_wait came first), so
+ *                  that what they stored is in the memory of its device. Where peers read that in
+ *                  place: ld.acquire, a block barrier, the loads
+ *   release flag   st.relaxed after a block barrier: what the block has read may be overwritten.
+ *                  Its loads have returned, since their values were used before the barrier
+ * A reader trusts only words that hold the current epoch, so halves need no clearing. */
 #ifndef WEFT_KERNELS_WAIT_CUH
 #define WEFT_KERNELS_WAIT_CUH
 
@@ -74,6 +77,13 @@ __device__ static inline uint32_t load_relaxed_u32(uint64_t p)
 {
     uint32_t v;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+__device__ static inline uint64_t load_acquire_u64(const void *p)
+{
+    uint64_t v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
 
@@ -202,8 +212,10 @@ __device__ static inline void meeting_wait(struct meeting *meeting, int cluster,
 
 /* ---- waits ---- */
 
-/* Tries between two looks at the clock: some 50 us in device memory, 300 us over PCIe. */
-enum { TRIES = 128 };
+/* Tries between two looks at the clock: some 50 us in device memory, 300 us over PCIe. Nanoseconds
+ * between two looks at the host's memory: thousands of threads that look each time would fill the
+ * link, and what they wait for would come the later. */
+enum { TRIES = 128, LOOK_NS = 1000000 };
 
 /* What a thread knows of the operation it takes part in. */
 struct call {
@@ -212,12 +224,12 @@ struct call {
     uint32_t epoch, op, phase, signature;
 };
 
-/* The last look at the clock. */
+/* The last look at the host's memory. */
 struct patience {
     int peer; /* who was waited for; -1: nobody yet */
     uint32_t beat;
     uint32_t closed;
-    uint64_t since;
+    uint64_t since, looked; /* when the beat changed; 0: never */
 };
 
 __device__ static inline struct call call_of(const struct weft__cuda_link *link, uint32_t op,
@@ -257,13 +269,16 @@ __device__ static __noinline__ bool keep_waiting(struct call call, struct patien
     const struct weft__cuda_link *link = call.link;
     const struct weft__cuda_watch *watch = (const struct weft__cuda_watch *)link->watch;
     const struct weft__comm_rank *theirs = (const struct weft__comm_rank *)watch->control[peer];
+    uint64_t now = now_ns(), elapsed = now - last->since;
+    if (last->looked == 0) last->looked = now;
+    if (now - last->looked < LOOK_NS) return true;
+    last->looked = now;
     if (load_relaxed_u32(watch->poison) != 0 || load_relaxed_u32(watch->fault) != 0) return false;
     uint64_t word = load_relaxed_u64(half_of(call, link->recv[peer]));
     if ((uint32_t)word == call.epoch && (uint32_t)(word >> 32) != call.signature) {
         fail(call, peer, WEFT__FAULT_MISMATCH, 0);
         return false;
     }
-    uint64_t now = now_ns(), elapsed = now - last->since;
     /* A rank closes when its kernels are complete: what it has not sent by then does not come. */
     uint32_t closed = load_acquire_u32(&theirs->channel[watch->channel].closed);
     if (peer == last->peer && last->closed != 0) {
@@ -272,7 +287,7 @@ __device__ static __noinline__ bool keep_waiting(struct call call, struct patien
     }
     uint32_t beat = load_relaxed_u32((uint64_t)&theirs->heartbeat);
     if (peer != last->peer || beat != last->beat || closed != 0) {
-        *last = {peer, beat, closed, now};
+        *last = {peer, beat, closed, now, now};
         return true;
     }
     if (elapsed <= watch->budget_ns) return true;
@@ -312,25 +327,26 @@ __device__ static inline void send_arrival(struct call call)
 }
 
 /* The word of the peer that has this thread's number; of this rank itself when there is none. */
-__device__ static inline uint64_t look_for_arrival(struct call call)
+__device__ static inline uint64_t look_for_arrival(struct call call, bool acquire = false)
 {
     const struct weft__cuda_link *link = call.link;
     uint64_t expected = (uint64_t)call.signature << 32 | call.epoch;
     if ((int)threadIdx.x >= link->ranks || link->sends == 0) return expected;
-    return load_relaxed_u64(half_of(call, link->recv[threadIdx.x]));
+    const char *word = half_of(call, link->recv[threadIdx.x]);
+    return acquire ? load_acquire_u64(word) : load_relaxed_u64(word);
 }
 
 /* Every peer runs this operation, and the same one. So nobody is more than one epoch ahead, which
  * is why two halves suffice, also for operations in which not all ranks wait for all others.
  * `seen` is what look_for_arrival() found. */
-__device__ static inline bool await_arrivals(struct call call, uint64_t seen)
+__device__ static inline bool await_arrivals(struct call call, uint64_t seen, bool acquire = false)
 {
-    struct patience last = {-1, 0, 0, 0};
+    struct patience last = {-1, 0, 0, 0, 0};
     int peer = (int)threadIdx.x;
     call.phase = WEFT__INPUT;
     for (uint32_t tries = 1; (uint32_t)seen != call.epoch; tries++) {
         if (tries % TRIES == 0 && !keep_waiting(call, &last, peer)) return false;
-        seen = look_for_arrival(call);
+        seen = look_for_arrival(call, acquire);
     }
     if ((uint32_t)(seen >> 32) == call.signature) return true;
     fail(call, peer, WEFT__FAULT_MISMATCH, 0);

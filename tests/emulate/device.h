@@ -259,6 +259,12 @@ static inline void store_relaxed_u64(void *p, uint64_t v)
     __atomic_store_n((uint64_t *)p, v, __ATOMIC_RELAXED);
 }
 
+static inline uint64_t load_acquire_u64(const void *p)
+{
+    emulate::yield();
+    return __atomic_load_n((const uint64_t *)p, __ATOMIC_ACQUIRE);
+}
+
 static inline uint32_t load_acquire_u32(const void *p)
 {
     emulate::yield();

@@ -403,7 +403,7 @@ static weft_path path_of(const struct weft__comm_kernels *k, uint32_t way)
 }
 
 /* How `rows` rows travel. Unless measured or told: with the epoch in every word while they are few;
- * over a slow link in the form with fewer bytes. False: the form asked for has no room. */
+ * over a slow link with fewer bytes. False: the form asked for has no room. */
 static bool choose_wire(const struct weft__comm_kernels *k,
                         const struct weft__comm_reduce_args *args, int64_t rows, bool far,
                         enum weft__cuda_wire *out)
@@ -424,9 +424,7 @@ static bool choose_wire(const struct weft__comm_kernels *k,
     bool shared = k->rank->sharers > 1; /* a device, whose memory moves all ranks' bytes */
     bool few = shared ? packed * (uint64_t)k->link.size <= FEW_SHARED : packed <= FEW;
     uint64_t most = far ? DENSE_FAR : shared ? 0 : k->packed_bytes; /* in dense form */
-    *out = few && (rows == 1 || !far) ? WEFT__CUDA_PACKED
-           : dense <= most            ? WEFT__CUDA_DENSE
-                                      : WEFT__CUDA_PLAIN;
+    *out = few && !far ? WEFT__CUDA_PACKED : dense <= most ? WEFT__CUDA_DENSE : WEFT__CUDA_PLAIN;
     return true;
 }
 
@@ -447,7 +445,7 @@ static int64_t find_places(const struct weft__comm_kernels *k, uint64_t bytes,
 static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args,
                          int64_t first, int64_t rows)
 {
-    enum { SECTION = 4, SECTION_TWO_SHOT = 8 }; /* two-shot has twice the fences */
+    enum { SECTION = 4, SECTION_TWO_SHOT = 16 }; /* two-shot has twice the fences */
     const weft_reduce *op = &args->op;
     const struct weft__cuda_tuning *tuning = &k->tuning;
     weft_path path = path_of(k, args->way);

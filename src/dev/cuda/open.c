@@ -419,6 +419,8 @@ static weft_path best_of(const struct weft__comm_kernels *k, uint32_t mask)
 static weft_status fail_path(const struct weft__comm_kernels *k, weft_path path, int without,
                              weft_error *err)
 {
+    for (int m = 0; m < k->link.size && path == WEFT_PATH_NCCL; m++)
+        if (offer_of(&k->link, m)->nccl.status != WEFT_OK) without = m; /* others miss only it */
     const struct offer *offer = offer_of(&k->link, without);
     const char *why = "no peer access, or known data did not arrive; use \"host\" or \"auto\"";
     if (path == WEFT_PATH_NCCL && offer->nccl.status != WEFT_OK) why = offer->nccl.text;
