@@ -45,19 +45,58 @@ static void assert_error(const struct rank_result *result, weft_status status, c
 
 /* ---- opening ---- */
 
+/* Ranks 0 and 2, which comes late: who gives up first ends it for both. */
 static void missing_rank_is_named_at_open(void **state)
 {
     (void)state;
     weft_world *world = short_world(4);
-    struct rank_result results[WEFT__MAX_RANKS];
+    struct rank_result results[WEFT__MAX_RANKS] = {0};
+    struct rank_thread two[2] = {{world, 0, sum_once, NULL, &results[0], 0},
+                                 {world, 2, sum_once, NULL, &results[2], 0}};
     uint64_t start = weft__now_ns();
-    ranks_run_some(world, 0x5, sum_once, NULL, results);
+    for (int i = 0; i < 2; i++) {
+        if (i == 1) sleep_ms(BUDGET_MS * 3 / 4);
+        if (pthread_create(&two[i].thread, NULL, rank_main, &two[i]) != 0) abort();
+    }
+    for (int i = 0; i < 2; i++) (void)pthread_join(two[i].thread, NULL);
     assert_true(weft__now_ns() - start < (uint64_t)(BUDGET_MS + 5 * LATE_MS) * 1000000);
     assert_error(&results[0], WEFT_TIMEOUT, "rank 1, 3 of 4 did not open within 1000 ms");
     assert_error(&results[2], WEFT_TIMEOUT, "rank 1, 3 of 4 did not open within 1000 ms");
     ranks_run_some(world, 0xa, sum_once, NULL, results); /* too late: the others have left */
     assert_error(&results[1], WEFT_TIMEOUT, "rank 0, 2 of 4");
     assert_reopens(world, 4);
+}
+
+static weft_status sum_and_linger(weft_comm *comm, int rank, void *arg, weft_error *err)
+{
+    (void)arg;
+    weft_status status = sum_ones(comm, 2, err);
+    if (rank == 1) sleep_ms(50);
+    return status;
+}
+
+static void *rank_twice(void *arg)
+{
+    struct rank_thread *self = arg;
+    (void)rank_main(self);
+    if (self->result->status == WEFT_OK) (void)rank_main(self);
+    return NULL;
+}
+
+static void rank_opens_again_before_the_other_has_closed(void **state)
+{
+    (void)state;
+    weft_world *world = short_world(2);
+    struct rank_result results[2] = {0};
+    struct rank_thread two[2];
+    for (int r = 0; r < 2; r++) {
+        two[r] = (struct rank_thread){world, r, sum_and_linger, NULL, &results[r], 0};
+        if (pthread_create(&two[r].thread, NULL, rank_twice, &two[r]) != 0) abort();
+    }
+    for (int r = 0; r < 2; r++) (void)pthread_join(two[r].thread, NULL);
+    for (int r = 0; r < 2; r++)
+        if (results[r].status != WEFT_OK) fail_msg("rank %d: %s", r, results[r].err.text);
+    weft_world_destroy(world);
 }
 
 /* Once for each attempt: rank 0 has heard of it, rank 2 has not and does when it comes. */
@@ -533,17 +572,19 @@ static void limits_of_heap_and_groups(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(missing_rank_is_named_at_open),
-                                       cmocka_unit_test(rank_without_memory_is_named_at_open),
-                                       cmocka_unit_test(rank_opens_once),
-                                       cmocka_unit_test(wrong_options),
-                                       cmocka_unit_test(silent_rank_is_named_in_time),
-                                       cmocka_unit_test(slow_rank_is_waited_for),
-                                       cmocka_unit_test(closing_and_aborting_ranks_are_named),
-                                       cmocka_unit_test(disagreement_is_described),
-                                       cmocka_unit_test(chain_of_waits_blames_its_end),
-                                       cmocka_unit_test(circle_of_waits_ends),
-                                       cmocka_unit_test(wrong_arguments_do_no_harm),
-                                       cmocka_unit_test(limits_of_heap_and_groups)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(missing_rank_is_named_at_open),
+        cmocka_unit_test(rank_opens_again_before_the_other_has_closed),
+        cmocka_unit_test(rank_without_memory_is_named_at_open),
+        cmocka_unit_test(rank_opens_once),
+        cmocka_unit_test(wrong_options),
+        cmocka_unit_test(silent_rank_is_named_in_time),
+        cmocka_unit_test(slow_rank_is_waited_for),
+        cmocka_unit_test(closing_and_aborting_ranks_are_named),
+        cmocka_unit_test(disagreement_is_described),
+        cmocka_unit_test(chain_of_waits_blames_its_end),
+        cmocka_unit_test(circle_of_waits_ends),
+        cmocka_unit_test(wrong_arguments_do_no_harm),
+        cmocka_unit_test(limits_of_heap_and_groups)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

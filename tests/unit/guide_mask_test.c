@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -59,6 +60,37 @@ static struct weft__guide *guide_of(const char *schema)
     weft_error err;
     if (open_guide(schema, &guide, &err) != WEFT_OK) fail_msg("%s: %s", schema, err.text);
     return guide;
+}
+
+static json_t *long_token(const json_t *like, int32_t id, size_t len)
+{
+    json_t *token = json_deep_copy(like);
+    char content[300];
+    memset(content, 'x', len);
+    json_object_set_new(token, "id", json_integer(id));
+    json_object_set_new(token, "content", json_stringn(content, len));
+    json_object_set_new(token, "special", json_false());
+    return token;
+}
+
+/* The tokenizer of atlas with two more tokens, of as many bytes as may be chosen and one more. */
+static struct weft__tokenizer *with_long_tokens(int32_t first)
+{
+    char path[] = "/tmp/weft-guide-XXXXXX";
+    int fd = mkstemp(path);
+    json_t *root = json_load_file(WEFT_SOURCE_DIR "/models/atlas/tokenizer.json", 0, NULL);
+    json_t *added = json_object_get(root, "added_tokens"), *like = json_array_get(added, 0);
+    struct weft__tokenizer *out = NULL;
+    weft_error err;
+    for (int i = 0; i < 2; i++)
+        json_array_append_new(added,
+                              long_token(like, first + i, WEFT__GUIDE_TOKEN_MAX + (size_t)i));
+    assert_true(fd >= 0 && json_dumpfd(root, fd, 0) == 0);
+    (void)close(fd);
+    if (weft__tokenizer_load(path, &out, &err) != WEFT_OK) fail_msg("%s", err.text);
+    (void)unlink(path);
+    json_decref(root);
+    return out;
 }
 
 static bool in_mask(const uint32_t *mask, int32_t id)
@@ -317,6 +349,30 @@ static void the_deepest_is_not_a_dead_end(void **unused)
     }
     assert_true(taken > WEFT__GUIDE_DEPTH_MAX / 4 && taken < WEFT__GUIDE_DEPTH_MAX + 2);
     weft__buf_free(&schema);
+}
+
+static void longer_tokens_are_never_chosen(void **unused)
+{
+    (void)unused;
+    int32_t first = weft__tokenizer_size(tokenizer);
+    struct weft__tokenizer *longer = with_long_tokens(first);
+    struct weft__guide_vocab *own = NULL;
+    struct weft__guide *guide = NULL;
+    struct weft__guided text;
+    weft_error err;
+    json_t *schema = json_pack("{s:s}", "type", "string");
+    const struct weft__guide_spec spec = {.schema = schema, .prefix = "", .suffix = ""};
+    assert_int_equal(weft__guide_vocab_open(longer, first + 2, eos, 1, &own, &err), WEFT_OK);
+    assert_int_equal(weft__guide_open(own, &spec, &guide, &err), WEFT_OK);
+    weft__guided_init(&text, guide);
+    (void)weft__guided_push(&text, byte_token('"'));
+    const uint32_t *mask = weft__guided_mask(&text);
+    assert_true(in_mask(mask, first) && !in_mask(mask, first + 1));
+    weft__guided_free(&text);
+    weft__guide_close(guide);
+    weft__guide_vocab_close(own);
+    weft__tokenizer_free(longer);
+    json_decref(schema);
 }
 
 /* Three long strings make more states than are kept. */
@@ -584,6 +640,7 @@ int main(void)
         cmocka_unit_test(a_long_text_is_read_again),
         cmocka_unit_test(other_properties_have_other_names),
         cmocka_unit_test(the_deepest_is_not_a_dead_end),
+        cmocka_unit_test(longer_tokens_are_never_chosen),
         cmocka_unit_test(dropped_states_are_found_again),
         cmocka_unit_test(what_cannot_be_met_is_refused),
         cmocka_unit_test(large_schemas_are_refused_soon),
