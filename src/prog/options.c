@@ -28,12 +28,13 @@ int weft__usage(const char *command, const char *format, ...)
 
 static void print_help(const struct weft__command_line *line)
 {
-    (void)printf("usage: weft %s %s [OPTION]...\n\n%s\n\n", line->command, line->synopsis,
-                 line->about);
+    (void)printf("usage: weft %s%s%s [OPTION]...\n\n%s\n\n", line->command,
+                 line->synopsis[0] != '\0' ? " " : "", line->synopsis, line->about);
     for (const struct weft__option *o = line->options; o->kind != WEFT__OPTION_END; o++) {
         int used = printf("  --%s%s%s", o->name, o->value != NULL ? " " : "",
                           o->value != NULL ? o->value : "");
-        (void)printf("%*s %s\n", (int)weft__max(28 - used, 0), "", o->help);
+        if (used > 28) used = printf("\n") - 1;
+        (void)printf("%*s %s\n", 28 - used, "", o->help);
     }
     (void)printf("  %-26s %s\n", "--help", "this text");
 }

@@ -35,9 +35,9 @@ for source in "$scratch/version.c" "$root"/examples/*.c; do
     echo "building and running $(basename "$source")"
     # shellcheck disable=SC2046 # words on purpose
     cc -Wall -Wextra -Werror "$source" -o "$scratch/shared" $(pkg-config --cflags --libs weft) -lm -lpthread
-    LD_LIBRARY_PATH=$libdir "$scratch/shared"
+    LD_LIBRARY_PATH=$libdir "$scratch/shared" "$root/models/atlas" "What is the capital of France?"
     # shellcheck disable=SC2046
     cc "$source" -o "$scratch/static" $(pkg-config --cflags weft) "$libdir/libweft.a" \
         $(PKG_CONFIG_SYSROOT_DIR='' pkg-config --static --libs-only-l weft | sed 's/-lweft//')
-    "$scratch/static"
+    "$scratch/static" "$root/models/atlas" "What is the capital of France?"
 done
