@@ -25,7 +25,7 @@ weft_status weft__new_dir_make(struct weft__new_dir *dir, const char *target, we
         return weft__fail(err, WEFT_INVALID, "%s: exists already; choose another name",
                           dir->target);
     if (mkdir(dir->partial, 0777) != 0)
-        return weft__fail(err, WEFT_IO, "%s: %s", dir->partial, strerror(errno));
+        return weft__fail(err, WEFT_IO, "%s: %s", dir->target, strerror(errno));
     return WEFT_OK;
 }
 

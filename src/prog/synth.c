@@ -295,12 +295,15 @@ static weft_status write_header(FILE *file, const char *path, const struct synth
 
 /* ---- the configuration ---- */
 
-/* Changes a count that the configuration has under one of its names. */
-static void set_count(json_t *config, const char *const *names, int64_t value)
+/* The count has one of these names; false: none of them. */
+static bool set_experts(json_t *config, int64_t value)
 {
-    for (; *names != NULL; names++)
-        if (value > 0 && json_object_get(config, *names) != NULL)
-            (void)json_object_set_new(config, *names, json_integer(value));
+    static const char *const names[] = {"n_routed_experts", "num_experts", "num_local_experts"};
+    bool found = false;
+    for (size_t i = 0; i < WEFT__COUNT(names); i++)
+        if (json_object_get(config, names[i]) != NULL)
+            found = json_object_set_new(config, names[i], json_integer(value)) == 0;
+    return found;
 }
 
 /* Fewer layers: lists with an entry a layer become shorter, and one layer of experts stays. */
@@ -322,8 +325,6 @@ static void set_layers(json_t *config, int64_t layers)
 
 static weft_status read_config(struct synth *s, weft_error *err)
 {
-    static const char *const experts[] = {"n_routed_experts", "num_experts", "num_local_experts",
-                                          NULL};
     char path[4096];
     json_error_t problem = {0};
     for (size_t i = 0; i < WEFT__COUNT(likes); i++)
@@ -337,7 +338,8 @@ static weft_status read_config(struct synth *s, weft_error *err)
                           "config.json: %s",
                           s->like, problem.text);
     set_layers(s->config, s->layers);
-    set_count(s->config, experts, s->experts);
+    if (s->experts > 0 && !set_experts(s->config, s->experts))
+        return weft__fail(err, WEFT_INVALID, "--experts: %.100s has none", s->like);
     (void)json_object_del(s->config, "quantization_config");
     return WEFT_OK;
 }

@@ -69,7 +69,10 @@ refused "$dir/cut" --like "$root/tests/golden/models/llama"
 refused "$dir/none" --like no-such-model
 refused "$dir/none" --like "$root/tests/golden/models/llama" --layers 0
 refused "$dir/none" --like "$root/tests/golden/models/qwen3_moe" --experts 1
+refused "$dir/none" --like smollm2-135m --experts 4
 [ ! -e "$dir/none" ]
+refused "$dir/no-parent/new" --like "$root/tests/golden/models/llama"
+grep -q 'no-parent/new: No such' "$dir/err"
 
 # A list with an entry a layer gets shorter, another of fewer entries does not.
 mkdir "$dir/like"
