@@ -254,11 +254,6 @@ static weft_status compile_array(struct compiler *c, const json_t *schema, int32
         leave(c, before);
     }
     if (prefix != NULL) return compile_tuple(c, prefix, item, low, high, out);
-    if (high == 0) {
-        *out = weft__grammar_rule(c->g);
-        WEFT__ADD(c->g, *out, weft__grammar_chars(c->g, "["), weft__rule_closing(&c->rules, "]"));
-        return WEFT_OK;
-    }
     *out = weft__rule_array_of(&c->rules, item, low, high);
     return WEFT_OK;
 }

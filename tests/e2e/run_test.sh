@@ -49,6 +49,11 @@ grep -q 'max_new_tokens' "$model/said"
 same "--max-tokens" "$answer" "$("$weft" run "$model" --max-tokens 30 "$question" 2>/dev/null)"
 echo "{\"eos_token_id\": $("$weft" tokenize "$atlas" .), \"do_sample\": false}" >"$model/generation_config.json"
 same "an end token that is text" "${answer%.}" "$("$weft" run "$model" "$question" 2>/dev/null)"
+echo '{"do_sample": false}' >"$model/generation_config.json"
+rm "$model/tokenizer_config.json"
+sed 's/"eos_token": "[^"]*"/"eos_token": "."/' "$atlas/tokenizer_config.json" >"$model/tokenizer_config.json"
+same "the tokenizer's end token" "${answer%.}" "$("$weft" run "$model" "$question" 2>/dev/null)"
+same "a chunk smaller than what runs" "$answer" "$("$weft" run "$atlas" --chunk 1 "$question" 2>/dev/null)"
 
 "$weft" run "$atlas" --stats "$question" 2>&1 | grep -q 'token' || {
     echo "run: --stats says nothing of tokens"

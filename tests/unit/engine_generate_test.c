@@ -2,6 +2,8 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -190,6 +192,43 @@ static void a_prompt_is_needed(void **state)
     assert_non_null(strstr(err.text, "messages, text or ids"));
 }
 
+static void write_file(const char *dir, const char *name, const char *text)
+{
+    char path[128];
+    (void)snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *file = fopen(path, "w");
+    if (file == NULL || fputs(text, file) < 0 || fclose(file) != 0) abort();
+}
+
+/* Ends of both files, each once, those the model has, and no more than there is room for. */
+static void generation_config_is_taken_as_it_is(void **state)
+{
+    char dir[] = "/tmp/weft-config-XXXXXX", path[128];
+    struct weft__generation_config config;
+    weft_error err;
+    (void)state;
+    if (mkdtemp(dir) == NULL) abort();
+    write_file(dir, "generation_config.json",
+               "{\"eos_token_id\": [3, 1, 3, 64], \"do_sample\": false, \"temperature\": 0.5, "
+               "\"top_k\": 7}");
+    write_file(dir, "config.json", "{\"eos_token_id\": [1, 63]}");
+    assert_int_equal(weft__generation_config_load(dir, 64, &config, &err), WEFT_OK);
+    assert_int_equal(config.eos_count, 3);
+    assert_memory_equal(config.eos, ((int32_t[]){3, 1, 63}), 3 * sizeof(int32_t));
+    assert_true(config.sampling.temperature == 0 && config.sampling.top_k == 7);
+    for (int64_t id = 0; id < 2 * WEFT__EOS_MAX; id++)
+        weft__generation_config_add_eos(&config, id, 64);
+    assert_int_equal(config.eos_count, WEFT__EOS_MAX);
+    write_file(dir, "generation_config.json", "{\"temperature\": 0.5}");
+    assert_int_equal(weft__generation_config_load(dir, 64, &config, &err), WEFT_OK);
+    assert_true(config.sampling.temperature == 0.5f);
+    for (int i = 0; i < 2; i++) {
+        (void)snprintf(path, sizeof path, "%s/%sconfig.json", dir, i == 0 ? "" : "generation_");
+        (void)unlink(path);
+    }
+    (void)rmdir(dir);
+}
+
 /* Reading weights that takes ms a call, once or each time. */
 struct slow {
     unsigned ms, calls;
@@ -240,6 +279,7 @@ int main(void)
         cmocka_unit_test(half_a_character_is_replaced),
         cmocka_unit_test(wrong_messages_are_named),
         cmocka_unit_test(a_prompt_is_needed),
+        cmocka_unit_test(generation_config_is_taken_as_it_is),
         cmocka_unit_test(loading_may_take_long_but_not_hang),
     };
     return cmocka_run_group_tests(tests, open_atlas, close_atlas);

@@ -265,6 +265,13 @@ static void borders_are_exact(void **unused)
          "[1,2]", "[2,1]"},
         {"{\"enum\":[2.0,2.5],\"type\":\"integer\"}", "2", "2.5"},
         {U_UMLAUT, "{\"\xc3\xbc\":1,\"x\":null}", "{\"\xc3\xbc\":null}"},
+        {"{\"prefixItems\":[{\"type\":\"null\"}],\"items\":{\"type\":\"null\"},\"maxItems\":2}",
+         "[null,null]", "[null,null,null]"},
+        {"{\"items\":false}", "[]", "[null]"},
+        {"{\"maxItems\":0}", "[]", "[null]"},
+        {"{\"properties\":{\"a\":{\"const\":1}}}", "{\"a\":1}", "{\"b\":1}"},
+        {"{\"properties\":{\"a\\\"b\":{\"const\":1}},\"additionalProperties\":{\"type\":\"null\"}}",
+         "{\"a\\\"b\":1,\"ab\":null}", "{\"a\"c\":null}"},
         {U_UMLAUT, "{}", "{\"\xc3x\":null}"},
     };
     for (size_t i = 0; i < WEFT__COUNT(borders); i++) {
@@ -424,6 +431,11 @@ static void what_cannot_be_met_is_refused(void **unused)
         {"false", "no value meets false", WEFT_INVALID},
         {"3", "not a schema", WEFT_INVALID},
         {"{\"oneOf\":[{\"const\":1},{\"enum\":[2,1]}]}", "two of oneOf", WEFT_UNSUPPORTED},
+        {"{\"minLength\":3,\"maxLength\":2}", "no string meets", WEFT_INVALID},
+        {"{\"minItems\":2,\"maxItems\":1}", "no array meets", WEFT_INVALID},
+        {"{\"prefixItems\":[true],\"items\":false,\"minItems\":2}", "no array meets", WEFT_INVALID},
+        {"{\"type\":\"integer\",\"minimum\":2,\"exclusiveMaximum\":2}", "no integer is",
+         WEFT_INVALID},
         {"{\"minItems\":0.5}", "not a count: \"minItems\"", WEFT_INVALID},
         {"{\"minItems\":-1}", "not a count: \"minItems\"", WEFT_INVALID},
     };
@@ -435,12 +447,32 @@ static void what_cannot_be_met_is_refused(void **unused)
     }
 }
 
+/* One of so many objects with so many properties, which differ in the last. */
+static json_t *like_objects(int count)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < count; i++) {
+        json_t *properties = json_object(), *required = json_array();
+        for (int k = 0; k < count; k++) {
+            char name[16];
+            (void)snprintf(name, sizeof name, "p%d", k);
+            json_object_set_new(properties, name,
+                                json_pack("{s:i}", "const", k < count - 1 ? k : -i));
+            json_array_append_new(required, json_string(name));
+        }
+        json_array_append_new(list, json_pack("{s:s,s:o,s:o}", "type", "object", "properties",
+                                              properties, "required", required));
+    }
+    return json_pack("{s:o}", "oneOf", list);
+}
+
 /* Schemas whose parts have to be compared with each other, or that make millions of rules. */
 static void large_schemas_are_refused_soon(void **unused)
 {
     (void)unused;
     enum { COUNT = 5000 };
-    json_t *schemas_made[3] = {json_object(), json_object(), json_object()};
+    json_t *schemas_made[5] = {json_object(), json_object(), json_object(), like_objects(60),
+                               json_true()};
     json_t *one_of = json_array(), *required = json_array(), *properties = json_object(),
            *tuple = json_array();
     for (int i = 0; i < COUNT; i++) {
@@ -455,7 +487,8 @@ static void large_schemas_are_refused_soon(void **unused)
     json_object_set_new(schemas_made[1], "properties", properties);
     json_object_set_new(schemas_made[1], "required", required);
     json_object_set_new(schemas_made[2], "prefixItems", tuple);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 300; i++) schemas_made[4] = json_pack("{s:o}", "items", schemas_made[4]);
+    for (size_t i = 0; i < WEFT__COUNT(schemas_made); i++) {
         const struct weft__guide_spec spec = {
             .schema = schemas_made[i], .prefix = "", .suffix = ""};
         struct weft__guide *guide = NULL;
