@@ -208,7 +208,10 @@ static void begin_line(struct run *run)
         printf(run->first ? "[\n  " : ",\n  ");
     else if (run->first)
         printf("%-14s %5s %12s  %-9s %-8s %12s %s\n", "operation", "ranks", "bytes", "path", "how",
-               "us", run->plan ? " form" : "  bus GB/s      wrong");
+               "us",
+               run->plan   ? " form"
+               : run->cuda ? "  bus GB/s      wrong form"
+                           : "  bus GB/s      wrong");
     run->first = false;
 }
 
@@ -230,14 +233,17 @@ static void print_line(const struct rank_run *self, int64_t rows, const struct f
     const char *where = !run->cuda      ? "shm"
                         : run->baseline ? "nccl"
                                         : path_names[path != WEFT_PATH_AUTO ? path : asked];
+    const struct weft__dev_trial *dev = self->comm->dev->trial;
+    const char *form = dev == NULL || run->baseline ? "" : dev->form(choice.way);
     begin_line(run);
     if (run->json)
         printf("{\"operation\": \"%s\", \"ranks\": %d, \"bytes\": %.0f, \"path\": \"%s\", "
-               "\"algorithm\": \"%s\", \"us\": %.3f, \"bus_gb_s\": %.3f, \"wrong\": %lld}",
-               name, run->ranks, bytes, where, how, sum.us, bus, (long long)sum.wrong);
+               "\"algorithm\": \"%s\", \"us\": %.3f, \"bus_gb_s\": %.3f, \"wrong\": %lld, "
+               "\"form\": \"%s\"}",
+               name, run->ranks, bytes, where, how, sum.us, bus, (long long)sum.wrong, form);
     else
-        printf("%-14s %5d %12.0f  %-9s %-8s %12.2f %10.3f %10lld\n", name, run->ranks, bytes, where,
-               how, sum.us, bus, (long long)sum.wrong);
+        printf("%-14s %5d %12.0f  %-9s %-8s %12.2f %10.3f %10lld%s%s\n", name, run->ranks, bytes,
+               where, how, sum.us, bus, (long long)sum.wrong, run->cuda ? " " : "", form);
     (void)fflush(stdout);
 }
 
@@ -336,7 +342,9 @@ static weft_status run_ranks(struct run *run, weft_error *err)
             weft__fail(err, WEFT_NO_MEMORY, "cannot start thread %d of %d", started, run->ranks);
     for (int r = 0; r < started; r++) {
         (void)pthread_join(ranks[r].thread, NULL);
-        if (ranks[r].status == WEFT_OK || status != WEFT_OK) continue;
+        /* Others only say that a peer has failed. */
+        bool worse = status == WEFT_OK || (status == WEFT_PEER && ranks[r].status != WEFT_PEER);
+        if (ranks[r].status == WEFT_OK || !worse) continue;
         status = ranks[r].status;
         *err = run->err[r];
     }
