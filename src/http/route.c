@@ -430,8 +430,9 @@ static void refuse_method(struct weft__conn *conn, const struct route *route)
     (void)snprintf(headers, sizeof headers, "Allow: %s%sOPTIONS\r\nx-should-retry: false\r\n",
                    route->methods & GET ? "GET, HEAD, " : "",
                    route->methods & POST ? "POST, " : "");
-    (void)weft__refuse(&refusal, 405, "method_not_allowed", NULL, "%s does not work with %s",
-                       conn->path, weft__method_name(conn->method));
+    (void)weft__refuse(
+        &refusal, 405, "method_not_allowed", NULL, "%s does not work with %s", conn->path,
+        conn->method == WEFT__METHOD_OTHER ? "this method" : weft__method_name(conn->method));
     weft__buf_init(&body, 16384);
     weft__put_refusal(&body, &refusal);
     weft__respond(conn, 405, "application/json", headers,

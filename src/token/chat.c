@@ -242,7 +242,7 @@ static weft_status config_templates(struct weft__chat *chat, const char *path, j
     if (plain == NULL && json_array_size(given) > 0)
         return weft__fail(err, WEFT_NOT_FOUND,
                           "%s: none of the chat templates is named \"default\"; give the prompt "
-                          "without a template (--raw)",
+                          "without a template (run --raw, /v1/completions)",
                           path);
     weft_status status = plain != NULL ? parse_json_text(path, plain, &chat->plain, err) : WEFT_OK;
     if (status == WEFT_OK && tools != NULL)
@@ -267,7 +267,7 @@ static weft_status read_templates(struct weft__chat *chat, const char *dir, cons
             status = weft__fail(err, WEFT_NOT_FOUND,
                                 "%s: no chat template: looked for chat_template.jinja and for "
                                 "chat_template in tokenizer_config.json; give the prompt without "
-                                "a template (--raw)",
+                                "a template (run --raw, /v1/completions)",
                                 dir);
     }
     free(path);

@@ -86,6 +86,7 @@ def test_refusals(s):
         head, _, body = answer.partition(b"\r\n\r\n")
         check(what + ": JSON", b"application/json" in head and "error" in json.loads(body), answer)
         check(what + ": closes", b"Connection: close" in head, head)
+    check("unknown method", b"/ does not work with this method" in s.raw(b"BREW / HTTP/1.1\r\nConnection: close\r\n\r\n"))
     same("unknown path before the body", statuses(s.raw(
         b"POST /nothing HTTP/1.1\r\nContent-Length: 60000000\r\n\r\nabc")), [404])
     big = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"

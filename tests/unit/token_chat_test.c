@@ -243,9 +243,9 @@ static void missing_and_broken_templates(void **state)
         {NULL, NULL, WEFT_NOT_FOUND,
          "looked for chat_template.jinja and for chat_template in "
          "tokenizer_config.json; give the prompt without a template "
-         "(--raw)"},
-        {"{\"eos_token\":\"E\"}", NULL, WEFT_NOT_FOUND, "(--raw)"},
-        {"{\"chat_template\":null}", NULL, WEFT_NOT_FOUND, "(--raw)"},
+         "(run --raw, /v1/completions)"},
+        {"{\"eos_token\":\"E\"}", NULL, WEFT_NOT_FOUND, "(run --raw, /v1/completions)"},
+        {"{\"chat_template\":null}", NULL, WEFT_NOT_FOUND, "(run --raw, /v1/completions)"},
         {"{\"chat_template\":[{\"name\":\"rag\",\"template\":\"x\"}]}", NULL, WEFT_NOT_FOUND,
          "none of the chat templates is named \"default\""},
         {"{\"chat_template\":\"\\n {% block x %}\"}", NULL, WEFT_UNSUPPORTED,
