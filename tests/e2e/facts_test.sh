@@ -1,23 +1,21 @@
 #!/bin/sh
-# All questions of the embedded model's data, asked greedily: at least 90 % exact answers, and the same
-# answers on 1, 2 and 4 ranks; those that differ are listed. facts_test.sh WEFT ROOT
+# Questions of the embedded model's data, asked greedily: at least 90 % exact answers, and the same answers
+# on 1, 2 and 4 ranks; those that differ are listed. facts_test.sh WEFT ROOT [EVERY]: one question of
+# EVERY, 4 by default, 200 in a sanitizer's build, which is many times slower.
 set -eu
 export LC_ALL=C
 weft=$1 root=$2
+case $weft in
+*/asan/* | */tsan/*) every=${3:-200} ;;
+*) every=${3:-4} ;;
+esac
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 for key in question answer; do
-    python3 -c 'import json, sys; print("\n".join(f[sys.argv[2]] for f in json.load(open(sys.argv[1]))))' \
-        "$root/tests/golden/atlas-facts.json" $key >"$scratch/$key"
+    python3 -c 'import json, sys; print("\n".join(f[sys.argv[2]] for f in json.load(open(sys.argv[1]))[::int(sys.argv[3])]))' \
+        "$root/tests/golden/atlas-facts.json" $key "$every" >"$scratch/$key"
 done
-case $weft in # a sanitizer's build is many times slower: a part says whether it finds anything
-*/asan/* | */tsan/*)
-    for key in question answer; do
-        head -n 24 "$scratch/$key" >"$scratch/part" && mv "$scratch/part" "$scratch/$key"
-    done
-    ;;
-esac
 total=$(wc -l <"$scratch/answer")
 for ranks in 1 2 4; do
     "$weft" run "$root/models/atlas" --tp $ranks --prompts "$scratch/question" >"$scratch/tp$ranks"
@@ -30,6 +28,6 @@ for ranks in 2 4; do
         count=$(grep -c '^>' "$scratch/diff")
         echo "facts: $count answers on $ranks ranks differ from those on 1:"
         cat "$scratch/diff"
-        [ "$count" -le 20 ] || exit 1
+        [ $((count * 100)) -le "$total" ] || exit 1
     fi
 done

@@ -88,13 +88,14 @@ async def stream(port, body, gate):
 
 
 def test_thousand(s, root, count):
-    chosen = facts(root)[:50]
+    distinct = max(10, count // 20)
+    chosen = facts(root)[:distinct]
     bodies = [{"messages": [{"role": "user", "content": f["question"]}], "temperature": 0}
               for f in chosen]
 
     async def run():
         gate = asyncio.Event()
-        tasks = [asyncio.create_task(stream(s.port, bodies[i % 50], gate)) for i in range(count)]
+        tasks = [asyncio.create_task(stream(s.port, bodies[i % distinct], gate)) for i in range(count)]
         await asyncio.sleep(0.1)
         gate.set()
         return await asyncio.gather(*tasks)
@@ -102,7 +103,7 @@ def test_thousand(s, root, count):
     alone = asyncio.run(ask_all(s.port, [f["question"] for f in chosen], 1))
     start = time.time()
     got = asyncio.run(run())
-    wrong = [i for i, g in enumerate(got) if g != (alone[i % 50], "stop")]
+    wrong = [i for i, g in enumerate(got) if g != (alone[i % distinct], "stop")]
     same("of %d streams, wrong or stuck" % count, [(i, got[i]) for i in wrong[:3]], [])
     print("%d streams at once in %.1f s" % (count, time.time() - start))
     check("pages after the streams", s.wait_idle())
@@ -185,19 +186,20 @@ class Mix:
         writer.close()
         self.note("slow", b"Paris" in answer, answer)
 
-    async def client(self, deadline):
+    async def client(self, number, deadline):
         kinds = [self.good] * 5 + [self.streamed] * 4 + [self.sampled] * 2 + [
             self.vanishing] * 3 + [self.malformed, self.oversized, self.slow]
+        kind = kinds[number % len(kinds)] # between them the clients begin with every kind
         while time.time() < deadline:
-            kind = self.random.choice(kinds)
             try:
                 await kind()
             except (OSError, asyncio.TimeoutError, ValueError) as error:
                 self.note(kind.__name__, False, repr(error))
+            kind = self.random.choice(kinds)
 
     async def run(self, seconds, clients=24):
         deadline = time.time() + seconds
-        await asyncio.gather(*(self.client(deadline) for _ in range(clients)))
+        await asyncio.gather(*(self.client(i, deadline) for i in range(clients)))
 
 
 def test_mix(s, root, seconds, quarantine):
@@ -216,7 +218,7 @@ def test_mix(s, root, seconds, quarantine):
 def main(weft, root, seconds, count):
     streams, quarantine = 1000, 0 # KiB that a sanitizer keeps of what was freed
     if sanitized(weft):
-        seconds, count, streams, quarantine = seconds / 4, count // 6, 30, 256 << 10
+        seconds, count, streams, quarantine = seconds / 4, count // 12, 30, 256 << 10
         print("a sanitizer's build: %d s, %d facts, %d streams" % (seconds, count, streams))
     # A small KV pool is soon touched whole: its pages don't look like memory that grows.
     with Server(weft, os.path.join(root, "models/atlas"), "--kv-tokens", "4096") as s:

@@ -347,10 +347,10 @@ def main(weft, root):
         for test in (test_framing, test_refusals, test_leavers, test_blocked_reader, test_large_bodies,
                      test_abort):
             test(s)
+        test_queue(weft, model)
+        test_drain(weft, model)
         stalls.join()
         check("all pages given back", s.wait_idle())
-    test_queue(weft, model)
-    test_drain(weft, model)
     finish("serve: framing, limits, leavers, queue and draining as documented")
 
 

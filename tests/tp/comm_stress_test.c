@@ -1,13 +1,20 @@
 /* Stress: random operations on a world and its groups, small, so that flags matter more than bytes,
  * with random delays on every rank; every result checked, inputs overwritten as soon as allowed.
- * 10^5 operations on each of 2, 4 and 8 ranks, 10^6 with --soak; then the same with ranks that are
- * processes, and with 16 ranks on whatever processors there are. Meant to run under TSan as well.
+ * 10^5 operations on each of 2, 4 and 8 ranks, 10^6 with --soak, 25,000 sanitized; then the same
+ * with ranks that are processes, and with 16 ranks on whatever processors there are. Meant to run
+ * under TSan as well.
  */
 #include "../unit/comm_ranks.h"
 
 #include <sched.h>
 
-enum { HIDDEN = 64, ROWS_MAX = 3, ELEMENTS = HIDDEN * ROWS_MAX, OPERATIONS = 100000, SOAK = 10 };
+enum {
+    HIDDEN = 64,
+    ROWS_MAX = 3,
+    ELEMENTS = HIDDEN * ROWS_MAX,
+    OPERATIONS = SANITIZED ? 25000 : 100000,
+    SOAK = 1000000
+};
 
 struct stress {
     int operations;
@@ -211,7 +218,7 @@ static void stress_crowded(void **state)
 int main(int argc, char **argv)
 {
     static int operations = OPERATIONS;
-    if (argc > 1 && strcmp(argv[1], "--soak") == 0) operations *= SOAK;
+    if (argc > 1 && strcmp(argv[1], "--soak") == 0) operations = SOAK;
     const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(stress, &operations),
                                        cmocka_unit_test_prestate(stress_processes, &operations),
                                        cmocka_unit_test_prestate(stress_crowded, &operations)};

@@ -2,7 +2,7 @@
  * be opened again. */
 #include "comm_ranks.h"
 
-enum { BUDGET_MS = 1000, LATE_MS = 100, HIDDEN = 64 };
+enum { BUDGET_MS = 500, LATE_MS = 100, HIDDEN = 64 };
 
 static weft_world *short_world(int size)
 {
@@ -60,8 +60,8 @@ static void missing_rank_is_named_at_open(void **state)
     }
     for (int i = 0; i < 2; i++) (void)pthread_join(two[i].thread, NULL);
     assert_true(weft__now_ns() - start < (uint64_t)(BUDGET_MS + 5 * LATE_MS) * 1000000);
-    assert_error(&results[0], WEFT_TIMEOUT, "rank 1, 3 of 4 did not open within 1000 ms");
-    assert_error(&results[2], WEFT_TIMEOUT, "rank 1, 3 of 4 did not open within 1000 ms");
+    assert_error(&results[0], WEFT_TIMEOUT, "rank 1, 3 of 4 did not open within 500 ms");
+    assert_error(&results[2], WEFT_TIMEOUT, "rank 1, 3 of 4 did not open within 500 ms");
     ranks_run_some(world, 0xa, sum_once, NULL, results); /* too late: the others have left */
     assert_error(&results[1], WEFT_TIMEOUT, "rank 0, 2 of 4");
     assert_reopens(world, 4);
@@ -235,7 +235,7 @@ static void silent_rank_is_named_in_time(void **state)
             struct rank_result results[WEFT__MAX_RANKS];
             ranks_run_some(world, all_ranks(p), misbehave, &misdeed, results);
             char text[80];
-            (void)snprintf(text, sizeof text, "allreduce: rank %d gave no sign of life for 1000 ms",
+            (void)snprintf(text, sizeof text, "allreduce: rank %d gave no sign of life for 500 ms",
                            p - 1);
             in_time = true;
             for (int r = 0; r < p; r++) {
