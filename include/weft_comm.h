@@ -262,8 +262,7 @@ typedef struct weft_comm_way {
                          (docs/CUDA.md) */
     weft_algorithm algorithm;
     float us;    /* an operation, on the slowest rank */
-    bool chosen; /* what operations of about this size do; "in place": those whose x is in the heap
-                  */
+    bool chosen; /* what operations of about this size do; in place: with x in the heap */
 } weft_comm_way;
 
 /* The plan: writes at most max ways, returns how many there are. 0 between CPU ranks. */
