@@ -61,8 +61,7 @@ struct weft_comm {
     weft_comm_stats stats;
     const struct weft__comm_choice *trial; /* what is measured at the moment, else NULL */
     /* of the root: */
-    uint8_t
-        *heap; /* heap_next counts from here: the segment, or as if a device's heap were in it */
+    uint8_t *heap; /* offsets are from here: the segment, or as if the device's heap were in it */
     struct weft__comm_plan *plan;                 /* NULL: nothing was measured */
     struct weft_comm *group[WEFT__COMM_CHANNELS]; /* by channel */
     int next_channel;
