@@ -63,7 +63,8 @@ typedef struct weft_world_options {
     int size;             /* ranks, 1 to WEFT_COMM_RANKS_MAX; no default */
     uint32_t timeout_ms;  /* how long a rank without a sign of life is waited for; 30000 */
     size_t message_bytes; /* what one rank contributes at once; longer messages are cut; 1 MiB */
-    size_t heap_bytes;    /* for weft_comm_heap_alloc and groups (4 messages each); 64 MiB */
+    size_t heap_bytes;    /* for weft_comm_heap_alloc and groups (4 messages each); 64 MiB. On GPUs
+                             device memory as well */
     weft_algorithm algorithm; /* of reductions */
     const int *cuda_devices;  /* [size] CUDA ordinal of each rank, or NULL: ranks on CPUs */
     weft_path path;           /* of GPU ranks */
