@@ -79,8 +79,11 @@ void weft__generation_config_add_eos(struct weft__generation_config *config, int
 
 /* ---- sizing ---- */
 
-/* Bytes this process may still use: MemAvailable, bounded by the cgroup's limit. */
+/* Bytes this process may still use: MemAvailable, bounded by the limits of its control groups. */
 uint64_t weft__memory_available(void);
+/* What the control group at dir still allows, pages of files taken as free, as in MemAvailable;
+ * UINT64_MAX: it has no limit. */
+uint64_t weft__group_memory(const char *dir);
 int weft__cpu_count(void); /* CPUs this process may run on */
 int weft__numa_nodes(void);
 

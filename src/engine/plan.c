@@ -26,22 +26,47 @@ static bool read_text(const char *path, char *text, size_t size)
     return len > 0;
 }
 
+/* The number behind the key in a file; UINT64_MAX: there is none. */
+static uint64_t read_number(const char *dir, const char *name, const char *key)
+{
+    char path[4096], text[8192], *end;
+    if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path ||
+        !read_text(path, text, sizeof text))
+        return UINT64_MAX;
+    const char *at = strstr(text, key);
+    if (at == NULL) return UINT64_MAX;
+    uint64_t number = strtoull(at + strlen(key), &end, 10);
+    return end != at + strlen(key) ? number : UINT64_MAX;
+}
+
+uint64_t weft__group_memory(const char *dir)
+{
+    uint64_t max = read_number(dir, "memory.max", ""),
+             used = read_number(dir, "memory.current", "");
+    if (max == UINT64_MAX || used == UINT64_MAX) return UINT64_MAX;
+    uint64_t active = read_number(dir, "memory.stat", "\nactive_file "),
+             inactive = read_number(dir, "memory.stat", "\ninactive_file ");
+    if (active < used && inactive < used - active) used -= active + inactive;
+    return max > used ? max - used : 0;
+}
+
 uint64_t weft__memory_available(void)
 {
-    char text[8192];
-    uint64_t available = UINT64_MAX;
-    if (read_text("/proc/meminfo", text, sizeof text)) {
-        const char *line = strstr(text, "MemAvailable:");
-        if (line != NULL) available = strtoull(line + strlen("MemAvailable:"), NULL, 10) * 1024;
-    }
-    char limit[64], used[64];
-    if (read_text("/sys/fs/cgroup/memory.max", limit, sizeof limit) && limit[0] != 'm' &&
-        read_text("/sys/fs/cgroup/memory.current", used, sizeof used)) {
-        uint64_t max = strtoull(limit, NULL, 10), current = strtoull(used, NULL, 10);
-        uint64_t left = max > current ? max - current : 0;
+    static const char root[] = "/sys/fs/cgroup";
+    uint64_t kib = read_number("/proc", "meminfo", "MemAvailable:");
+    uint64_t available = kib < UINT64_MAX / 1024 ? kib * 1024 : UINT64_MAX;
+    char groups[4096], dir[sizeof root + sizeof groups];
+    const char *own = read_text("/proc/self/cgroup", groups, sizeof groups)
+                          ? strstr(groups, "0::") /* of control groups, version 2 */
+                          : NULL;
+    int len = own != NULL ? (int)strcspn(own + 3, "\n") : 0;
+    (void)snprintf(dir, sizeof dir, "%s%.*s", root, len, own != NULL ? own + 3 : "");
+    for (;;) { /* the group and those around it */
+        uint64_t left = weft__group_memory(dir);
         if (left < available) available = left;
+        if (strlen(dir) < sizeof root) return available;
+        *strrchr(dir, '/') = '\0';
     }
-    return available;
 }
 
 int weft__cpu_count(void)

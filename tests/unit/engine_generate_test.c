@@ -247,7 +247,8 @@ static weft_status open_slowly(uint32_t timeout_ms, struct slow *slow, weft_erro
     const weft_engine_options options = {.ranks = 2,
                                          .threads = 1,
                                          .context = 64,
-                                         .max_running = 1,
+                                         .chunk = 1, /* as large as what runs, at least */
+                                         .max_running = 2,
                                          .timeout_ms = timeout_ms,
                                          .on_progress = read_slowly,
                                          .ctx = slow};
@@ -270,6 +271,42 @@ static void loading_may_take_long_but_not_hang(void **state)
     assert_non_null(strstr(err.text, "rank 0 gave no sign of life for 300 ms"));
 }
 
+static void put(const char *dir, const char *name, const char *text)
+{
+    char path[256];
+    (void)snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* A container that has read its model once before: those pages are no reason to refuse it. */
+static void pages_of_files_are_free_memory(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/weft-group-XXXXXX", path[256];
+    static const char *const names[] = {"memory.max", "memory.current", "memory.stat"};
+    assert_non_null(mkdtemp(dir));
+    assert_true(weft__group_memory(dir) == UINT64_MAX);
+    put(dir, "memory.max", "max\n");
+    put(dir, "memory.current", "700\n");
+    assert_true(weft__group_memory(dir) == UINT64_MAX);
+    put(dir, "memory.max", "1000\n");
+    assert_int_equal(weft__group_memory(dir), 300);
+    put(dir, "memory.stat", "anon 100\nfile 550\nshmem 50\ninactive_file 400\nactive_file 100\n");
+    assert_int_equal(weft__group_memory(dir), 800);
+    put(dir, "memory.stat", "anon 100\ninactive_file 4000\nactive_file 100\n");
+    assert_int_equal(weft__group_memory(dir), 300);
+    put(dir, "memory.max", "500\n");
+    assert_int_equal(weft__group_memory(dir), 0);
+    for (size_t i = 0; i < WEFT__COUNT(names); i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        (void)unlink(path);
+    }
+    assert_int_equal(rmdir(dir), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -281,6 +318,7 @@ int main(void)
         cmocka_unit_test(a_prompt_is_needed),
         cmocka_unit_test(generation_config_is_taken_as_it_is),
         cmocka_unit_test(loading_may_take_long_but_not_hang),
+        cmocka_unit_test(pages_of_files_are_free_memory),
     };
     return cmocka_run_group_tests(tests, open_atlas, close_atlas);
 }
