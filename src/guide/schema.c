@@ -553,7 +553,7 @@ static bool disjoint(struct compiler *c, const json_t *a, const json_t *b, int d
         const json_t *other = json_object_get(json_object_get(w.schema, "properties"), name);
         if (!spend(c, 1, 1 + json_array_size(required[0]) + json_array_size(required[1])))
             return false;
-        if (other != NULL && is_required(required[0], name) && is_required(required[1], name) &&
+        if (other != NULL && (is_required(required[0], name) || is_required(required[1], name)) &&
             disjoint(c, property, other, depth + 1))
             return true;
     }
@@ -580,7 +580,7 @@ static weft_status compile_choice(struct compiler *c, const json_t *schema, cons
             if (!disjoint(c, json_array_get(list, i), json_array_get(list, k), 0))
                 return refuse(c, WEFT_UNSUPPORTED,
                               "a value may meet two of oneOf: use anyOf, or a property that is "
-                              "required and constant in each",
+                              "constant in each and required",
                               NULL);
         WEFT__TRY(compile(c, json_array_get(list, i), &rule));
         leave(c, before);

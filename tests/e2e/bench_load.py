@@ -237,6 +237,14 @@ def test_spread_itl():
     answer = run("two tokens an event", stub.url, "--endpoint", "generate", "--random-output-len", "9")
     near("ITL of a token", answer["median_itl_ms"], 25, 45)
     near("ITL of an event", answer["weft"]["vllm"]["median_itl_ms"], 50, 90)
+    two = stub.events # the same count again after a while is no token
+
+    def twice(api, tokens, usage):
+        *events, done = two(api, tokens, usage)
+        return sorted((at + late, data) for at, data in events for late in (0, 0.02)) + [done]
+    stub.events = twice
+    answer = run("events without a token", stub.url, "--endpoint", "generate", "--random-output-len", "9")
+    near("ITL of a token", answer["median_itl_ms"], 25, 45)
 
 
 def test_goodput():
@@ -288,6 +296,8 @@ def test_shapes():
         answer = run(mode, stub.url, "--model", mode, "--tokenizer", ATLAS)
         same(mode, [answer.get(key) for key in ("completed", "total_output_tokens", "total_output_tokens_retokenized")],
              [6, 30, plain["total_output_tokens_retokenized"]])
+    answer = run("late comment", stub.url, "--model", "late-comment")
+    near("a comment is no part of the answer: E2E", answer["median_e2e_latency_ms"], 0, 400)
     answer = run("no usage", stub.url, "--model", "no-usage")
     same("no usage is flagged", answer["weft"]["no_usage"], 6)
     same("no usage: sglang takes the length asked for, vllm counts",

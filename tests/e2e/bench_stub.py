@@ -151,7 +151,7 @@ class Stub:
             return False
         events = self.events(path, tokens - (mode == "short"), usage=mode != "no-usage" and
                              asked.get("stream_options", {}).get("include_usage", False))
-        newline = {"crlf": "\r\n", "cr": "\r"}.get(mode, "\n")
+        newline = {"crlf": "\r\n", "multiline": "\r\n", "cr": "\r"}.get(mode, "\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
                      b"Transfer-Encoding: chunked\r\n\r\n")
         if mode == "endless":
@@ -174,7 +174,8 @@ class Stub:
             if mode == "nospace":
                 text = "data:" + data + newline * 2
             if mode == "multiline" and data != "[DONE]":
-                text = "".join("data: %s\n" % part for part in json.dumps(json.loads(data), indent=1).split("\n")) + "\n"
+                text = "".join("data: " + part + newline
+                               for part in json.dumps(json.loads(data), indent=1).split("\n")) + newline
             if mode == "no-done" and data == "[DONE]":
                 continue
             if mode == "done-unfinished" and data == "[DONE]":
@@ -201,6 +202,9 @@ class Stub:
             if i == 2 and mode == "error-event":
                 break
             await writer.drain()
+        if mode == "late-comment":
+            await asyncio.sleep(0.5)
+            writer.write(chunk(b": ping\n\n"))
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True

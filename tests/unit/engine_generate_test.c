@@ -281,12 +281,13 @@ static void put(const char *dir, const char *name, const char *text)
     assert_int_equal(fclose(file), 0);
 }
 
-/* A container that has read its model once before: those pages are no reason to refuse it. */
-static void pages_of_files_are_free_memory(void **state)
+/* Of memory, pages of files count as free: those of a model read once before are no reason to
+ * refuse it. Of a CPU, a part makes one. */
+static void limits_of_a_control_group_are_read(void **state)
 {
     (void)state;
     char dir[] = "/tmp/weft-group-XXXXXX", path[256];
-    static const char *const names[] = {"memory.max", "memory.current", "memory.stat"};
+    static const char *const names[] = {"memory.max", "memory.current", "memory.stat", "cpu.max"};
     assert_non_null(mkdtemp(dir));
     assert_true(weft__group_memory(dir) == UINT64_MAX);
     put(dir, "memory.max", "max\n");
@@ -300,6 +301,13 @@ static void pages_of_files_are_free_memory(void **state)
     assert_int_equal(weft__group_memory(dir), 300);
     put(dir, "memory.max", "500\n");
     assert_int_equal(weft__group_memory(dir), 0);
+    assert_int_equal(weft__group_cpus(dir), INT32_MAX);
+    put(dir, "cpu.max", "max 100000\n");
+    assert_int_equal(weft__group_cpus(dir), INT32_MAX);
+    put(dir, "cpu.max", "250000 100000\n");
+    assert_int_equal(weft__group_cpus(dir), 3);
+    put(dir, "cpu.max", "1000 100000\n");
+    assert_int_equal(weft__group_cpus(dir), 1);
     for (size_t i = 0; i < WEFT__COUNT(names); i++) {
         (void)snprintf(path, sizeof path, "%s/%s", dir, names[i]);
         (void)unlink(path);
@@ -318,7 +326,7 @@ int main(void)
         cmocka_unit_test(a_prompt_is_needed),
         cmocka_unit_test(generation_config_is_taken_as_it_is),
         cmocka_unit_test(loading_may_take_long_but_not_hang),
-        cmocka_unit_test(pages_of_files_are_free_memory),
+        cmocka_unit_test(limits_of_a_control_group_are_read),
     };
     return cmocka_run_group_tests(tests, open_atlas, close_atlas);
 }
