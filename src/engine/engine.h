@@ -84,7 +84,9 @@ uint64_t weft__memory_available(void);
 /* What the control group at dir still allows, pages of files taken as free, as in MemAvailable;
  * UINT64_MAX: it has no limit. */
 uint64_t weft__group_memory(const char *dir);
-int weft__cpu_count(void); /* CPUs this process may run on */
+/* CPUs this process may keep busy: those it may run on, at most as many as a quota is for. */
+int weft__cpu_count(void);
+int weft__group_cpus(const char *dir); /* INT32_MAX: the control group has no quota */
 int weft__numa_nodes(void);
 
 struct weft__plan { /* everything weft_engine_options leaves open, decided */

@@ -39,6 +39,28 @@ static uint64_t read_number(const char *dir, const char *name, const char *key)
     return end != at + strlen(key) ? number : UINT64_MAX;
 }
 
+/* ---- control groups, version 2: limits of a group and of those around it hold ---- */
+
+static const char groups[] = "/sys/fs/cgroup";
+
+/* The directory of this process's group. */
+static void own_group(char *dir, size_t size)
+{
+    char text[4096];
+    const char *own =
+        read_text("/proc/self/cgroup", text, sizeof text) ? strstr(text, "0::") : NULL;
+    int len = own != NULL ? (int)strcspn(own + 3, "\n") : 0;
+    (void)snprintf(dir, size, "%s%.*s", groups, len, own != NULL ? own + 3 : "");
+}
+
+/* From a group to the one around it; false: there is none. */
+static bool leave_group(char *dir)
+{
+    if (strlen(dir) < sizeof groups) return false;
+    *strrchr(dir, '/') = '\0';
+    return true;
+}
+
 uint64_t weft__group_memory(const char *dir)
 {
     uint64_t max = read_number(dir, "memory.max", ""),
@@ -50,30 +72,38 @@ uint64_t weft__group_memory(const char *dir)
     return max > used ? max - used : 0;
 }
 
+int weft__group_cpus(const char *dir)
+{
+    uint64_t quota = read_number(dir, "cpu.max", ""), period = read_number(dir, "cpu.max", " ");
+    if (quota == UINT64_MAX || period == UINT64_MAX || period == 0 || quota / period >= INT32_MAX)
+        return INT32_MAX;
+    return (int)(quota / period + (quota % period != 0));
+}
+
 uint64_t weft__memory_available(void)
 {
-    static const char root[] = "/sys/fs/cgroup";
+    char dir[4200];
     uint64_t kib = read_number("/proc", "meminfo", "MemAvailable:");
     uint64_t available = kib < UINT64_MAX / 1024 ? kib * 1024 : UINT64_MAX;
-    char groups[4096], dir[sizeof root + sizeof groups];
-    const char *own = read_text("/proc/self/cgroup", groups, sizeof groups)
-                          ? strstr(groups, "0::") /* of control groups, version 2 */
-                          : NULL;
-    int len = own != NULL ? (int)strcspn(own + 3, "\n") : 0;
-    (void)snprintf(dir, sizeof dir, "%s%.*s", root, len, own != NULL ? own + 3 : "");
-    for (;;) { /* the group and those around it */
+    own_group(dir, sizeof dir);
+    do {
         uint64_t left = weft__group_memory(dir);
         if (left < available) available = left;
-        if (strlen(dir) < sizeof root) return available;
-        *strrchr(dir, '/') = '\0';
-    }
+    } while (leave_group(dir));
+    return available;
 }
 
 int weft__cpu_count(void)
 {
+    char dir[4200];
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
     int count = CPU_COUNT(&set);
+    own_group(dir, sizeof dir);
+    do {
+        int cpus = weft__group_cpus(dir);
+        if (cpus < count) count = cpus;
+    } while (leave_group(dir));
     return count > 0 ? count : 1;
 }
 
