@@ -251,14 +251,6 @@ void weft__engine_cancel(weft_engine *e, uint64_t handle)
     (void)pthread_mutex_unlock(&e->mutex);
 }
 
-void weft__engine_cancel_all(weft_engine *e)
-{
-    (void)pthread_mutex_lock(&e->mutex);
-    weft__sched_cancel_all(e->sched);
-    (void)pthread_cond_signal(&e->work);
-    (void)pthread_mutex_unlock(&e->mutex);
-}
-
 void weft__engine_flush(weft_engine *e)
 {
     (void)pthread_mutex_lock(&e->mutex);

@@ -128,7 +128,6 @@ weft_status weft__engine_submit(weft_engine *engine, const struct weft__request 
                                 uint64_t *handle, weft_error *err);
 /* From any thread, callbacks excepted (they call the weft__sched functions). */
 void weft__engine_cancel(weft_engine *engine, uint64_t handle);
-void weft__engine_cancel_all(weft_engine *engine);
 void weft__engine_flush(weft_engine *engine);
 /* For callbacks: the scheduler they may call cancel and stop of. */
 struct weft__sched *weft__engine_sched(weft_engine *engine);

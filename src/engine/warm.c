@@ -24,7 +24,7 @@ void weft__warm(const struct weft__checkpoint *checkpoint, const struct weft__ar
         struct weft__tensor tensor = weft__checkpoint_at(checkpoint, i);
         if (!weft__tensor_used(arch, &tensor)) continue;
         total += (uint64_t)tensor.bytes;
-        weft__tensor_prefetch(&tensor, 0, tensor.bytes);
+        weft__tensor_prefetch(&tensor);
         weft_comm_heartbeat(comm);
     }
     if (options->on_progress == NULL) return;

@@ -448,23 +448,10 @@ weft_status weft__tensor_f32(const struct weft__tensor *tensor, float *out, weft
     return WEFT_OK;
 }
 
-/* The whole pages among bytes first .. first + count of the mapping, or all that they touch. */
-static void advise(const struct weft__tensor *tensor, int64_t first, int64_t count, int advice,
-                   bool whole)
+void weft__tensor_prefetch(const struct weft__tensor *tensor)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE) - 1;
-    uintptr_t begin = (uintptr_t)tensor->data + (uintptr_t)first, end = begin + (uintptr_t)count;
-    begin = (whole ? begin + page : begin) & ~page;
-    end = (whole ? end : end + page) & ~page;
-    if (begin < end) (void)madvise((void *)begin, end - begin, advice);
-}
-
-void weft__tensor_prefetch(const struct weft__tensor *tensor, int64_t first, int64_t count)
-{
-    advise(tensor, first, count, MADV_WILLNEED, false);
-}
-
-void weft__tensor_release(const struct weft__tensor *tensor, int64_t first, int64_t count)
-{
-    advise(tensor, first, count, MADV_DONTNEED, true);
+    uintptr_t begin = (uintptr_t)tensor->data & ~page;
+    uintptr_t end = ((uintptr_t)tensor->data + (uintptr_t)tensor->bytes + page) & ~page;
+    if (begin < end) (void)madvise((void *)begin, end - begin, MADV_WILLNEED);
 }

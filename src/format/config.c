@@ -190,13 +190,6 @@ weft_status weft__node_bool_opt(const struct weft__node *node, const char *keys,
     return WEFT_OK;
 }
 
-weft_status weft__node_bool(const struct weft__node *node, const char *keys, bool *value,
-                            weft_error *err)
-{
-    if (!weft__node_has(node, keys)) return absent(node, keys, err);
-    return weft__node_bool_opt(node, keys, value, err);
-}
-
 weft_status weft__node_string_opt(const struct weft__node *node, const char *keys,
                                   const char **value, weft_error *err)
 {

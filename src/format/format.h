@@ -78,10 +78,8 @@ weft_status weft__tensor_f32(const struct weft__tensor *tensor, float *out,
 weft_status weft__tensor_read(const struct weft__tensor *tensor, int64_t first, int64_t count,
                               void *out, weft_error *err) WEFT_CHECKED;
 
-/* Hints to the kernel about bytes first .. first + count: about to be read; copied and no longer
- * needed in this process's memory. */
-void weft__tensor_prefetch(const struct weft__tensor *tensor, int64_t first, int64_t count);
-void weft__tensor_release(const struct weft__tensor *tensor, int64_t first, int64_t count);
+/* A hint to the kernel: about to be read. */
+void weft__tensor_prefetch(const struct weft__tensor *tensor);
 
 /* "[4, 16]"; truncated when it does not fit. Returns text. */
 enum { WEFT__SHAPE_TEXT = 96 };
@@ -166,8 +164,6 @@ weft_status weft__node_int(const struct weft__node *node, const char *keys, int6
                            int64_t max, int64_t *value, weft_error *err) WEFT_CHECKED;
 weft_status weft__node_double(const struct weft__node *node, const char *keys, double min,
                               double max, double *value, weft_error *err) WEFT_CHECKED;
-weft_status weft__node_bool(const struct weft__node *node, const char *keys, bool *value,
-                            weft_error *err) WEFT_CHECKED;
 weft_status weft__node_string(const struct weft__node *node, const char *keys, const char **value,
                               weft_error *err) WEFT_CHECKED; /* borrowed */
 

@@ -297,12 +297,6 @@ void weft__sched_cancel(struct weft__sched *sched, uint64_t handle)
         mark(&group->sequence[i], WEFT__FINISH_CANCELLED);
 }
 
-void weft__sched_cancel_all(struct weft__sched *sched)
-{
-    for (uint32_t i = 0; i < sched->slots; i++)
-        if (sched->slot[i].group != NULL) weft__sched_cancel(sched, sched->slot[i].group->handle);
-}
-
 void weft__sched_stop(struct weft__sched *sched, uint64_t handle, int32_t sample)
 {
     struct weft__group *group = find_group(sched, handle);

@@ -140,7 +140,6 @@ weft_status weft__sched_submit(struct weft__sched *sched, const struct weft__req
 /* Ends all samples of a request, or one of them as by a stop id; on_finish comes within the running
  * accept or the next plan or accept. A stale handle is ignored. */
 void weft__sched_cancel(struct weft__sched *sched, uint64_t handle);
-void weft__sched_cancel_all(struct weft__sched *sched);
 void weft__sched_stop(struct weft__sched *sched, uint64_t handle, int32_t sample);
 
 /* The next step's batch, valid until accept or fail_all; false when there is nothing to do. Every

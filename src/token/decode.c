@@ -9,30 +9,6 @@ static const char replacement[] = "\xef\xbf\xbd"; /* U+FFFD */
 
 int32_t weft__tokenizer_size(const struct weft__tokenizer *tok) { return (int32_t)tok->vocab.size; }
 
-size_t weft__tokenizer_tokens(const struct weft__tokenizer *tok)
-{
-    size_t count = 0;
-    for (size_t id = 0; id < tok->vocab.size; id++)
-        count += tok->vocab.entries[id].used || tok->vocab.entries[id].added;
-    return count;
-}
-
-size_t weft__tokenizer_memory(const struct weft__tokenizer *tok)
-{
-    const struct weft__vocab *vocab = &tok->vocab;
-    const struct weft__added *added = &tok->added;
-    size_t bytes = sizeof *tok + vocab->text.cap + added->text.cap;
-    bytes += vocab->entries_cap * sizeof *vocab->entries;
-    bytes += (vocab->slot_mask + 1) * sizeof *vocab->slots;
-    bytes += (vocab->merge_mask + 1) * sizeof *vocab->merges;
-    bytes += added->cap * sizeof *added->tokens + 3 * added->count * sizeof(uint32_t);
-    for (size_t i = 0; i < tok->pretokenizer.count; i++)
-        bytes += weft__regex_memory(&tok->pretokenizer.steps[i].regex);
-    for (size_t i = 0; i < tok->normalizer.count; i++)
-        bytes += weft__regex_memory(&tok->normalizer.steps[i].regex);
-    return bytes;
-}
-
 static const struct weft__added_token *added_token(const struct weft__tokenizer *tok, int32_t id)
 {
     if (id < 0 || (size_t)id >= tok->vocab.size || !tok->vocab.entries[id].added) return NULL;

@@ -71,15 +71,6 @@ void weft__regex_free(struct weft__regex *regex)
     regex->code = NULL;
 }
 
-size_t weft__regex_memory(const struct weft__regex *regex)
-{
-    size_t code = 0, jit = 0;
-    if (regex->code == NULL) return 0;
-    (void)pcre2_pattern_info(regex->code, PCRE2_INFO_SIZE, &code);
-    (void)pcre2_pattern_info(regex->code, PCRE2_INFO_JITSIZE, &jit);
-    return code + jit;
-}
-
 weft_status weft__matcher_init(struct weft__matcher *matcher, size_t text_len, weft_error *err)
 {
     matcher->data = pcre2_match_data_create(1, NULL);

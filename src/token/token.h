@@ -31,9 +31,7 @@ struct weft__token_text {
     size_t len;
 };
 
-int32_t weft__tokenizer_size(const struct weft__tokenizer *tok);  /* largest id + 1 */
-size_t weft__tokenizer_tokens(const struct weft__tokenizer *tok); /* ids in use */
-size_t weft__tokenizer_memory(const struct weft__tokenizer *tok); /* bytes held */
+int32_t weft__tokenizer_size(const struct weft__tokenizer *tok); /* largest id + 1 */
 /* What the token stands for: possibly part of a UTF-8 sequence. Any id is allowed. */
 struct weft__token_text weft__token_bytes(const struct weft__tokenizer *tok, int32_t id);
 bool weft__token_is_special(const struct weft__tokenizer *tok, int32_t id);

@@ -73,7 +73,6 @@ WEFT_CHECKED weft_status weft__regex_literal(struct weft__regex *regex, const ch
 WEFT_CHECKED weft_status weft__regex_native(struct weft__regex *regex, const char *pattern,
                                             size_t len, const char *where, weft_error *err);
 void weft__regex_free(struct weft__regex *regex);
-size_t weft__regex_memory(const struct weft__regex *regex);
 
 /* The Oniguruma expression as a PCRE2 one. */
 WEFT_CHECKED weft_status weft__regex_translate(const char *pattern, size_t len, const char *where,

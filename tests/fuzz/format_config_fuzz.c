@@ -28,7 +28,7 @@ static void use(const struct weft__node *node)
         if (weft__node_double(node, keys[i], 0, 1, &number, NULL) == WEFT_OK &&
             !(number >= 0 && number <= 1))
             abort();
-        (void)!weft__node_bool(node, keys[i], &flag, NULL);
+        (void)!weft__node_bool_opt(node, keys[i], &flag, NULL);
         if (weft__node_string(node, keys[i], &text, NULL) == WEFT_OK && strlen(text) > 1 << 20)
             abort();
         if (weft__node_ints(node, keys[i], &ints, NULL) == WEFT_OK)

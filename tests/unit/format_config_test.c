@@ -132,7 +132,7 @@ static void getters(void **state)
     assert_true(d == 1e-5);
     assert_int_equal(weft__node_double(&root, "theta", 1, 1e9, &d, &err), WEFT_OK);
     assert_true(d == 10000);
-    assert_int_equal(weft__node_bool(&root, "tied", &b, &err), WEFT_OK);
+    assert_int_equal(weft__node_bool_opt(&root, "tied", &b, &err), WEFT_OK);
     assert_true(b);
     assert_int_equal(weft__node_string(&root, "name", &s, &err), WEFT_OK);
     assert_string_equal(s, "llama");
@@ -206,7 +206,7 @@ static void getter_errors(void **state)
     FAILS(weft__node_int(&root, "x|y", 0, 9, &n, &err), "x is missing");
     FAILS(weft__node_double(&root, "s", 0, 9, &d, &err), "s must be a number, not a string");
     FAILS(weft__node_double(&root, "f", 2, 9, &d, &err), "f is 1.5; allowed are 2 to 9");
-    FAILS(weft__node_bool(&root, "i", &b, &err), "i must be true or false, not an integer");
+    FAILS(weft__node_bool_opt(&root, "i", &b, &err), "i must be true or false, not an integer");
     FAILS(weft__node_string(&root, "o", &s, &err), "o must be a string, not an object");
     FAILS(weft__node_object(&root, "l", &child, &err), "l must be an object, not a list");
     FAILS(weft__node_list(&root, "o", &child, &err), "o must be a list, not an object");

@@ -268,8 +268,7 @@ static void good_file(void **state)
     assert_int_equal(weft__tensor_read(&row, 4, 4, out, &err), WEFT_OK);
     assert_true(out[0] == 4);
     assert_int_equal(weft__tensor_read(&row, 4, 5, out, &err), WEFT_INVALID);
-    weft__tensor_prefetch(&t, 0, t.bytes);
-    weft__tensor_release(&t, 0, t.bytes);
+    weft__tensor_prefetch(&t);
     assert_memory_equal(t.data, values, 16);
 
     assert_int_equal(weft__checkpoint_get(checkpoint, "w", 2, other, &t, &err), WEFT_FORMAT);

@@ -649,8 +649,7 @@ static void failure_reaches_everyone(void **unused)
     }
     assert_false(step(sched));
     assert_int_equal(weft__sched_counters(sched).pages_used, 0);
-    submit(sched, request(&c[0], 1, 10, 100));
-    weft__sched_cancel_all(sched);
+    weft__sched_cancel(sched, submit(sched, request(&c[0], 1, 10, 100)));
     assert_false(step(sched));
     assert_int_equal(c[0].last.finish, WEFT__FINISH_CANCELLED);
     submit(sched, request(&c[0], 1, 10, 100)); /* close frees it without a callback */

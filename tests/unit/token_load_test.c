@@ -81,7 +81,6 @@ static void tokens(void **state)
     /* An added token that the vocabulary lacks gets the number of entries, as in the reference: 7
      * entries, so id 7, which the file gave to another token. The added one wins. */
     assert_int_equal(weft__tokenizer_size(tok), 11);
-    assert_int_equal(weft__tokenizer_tokens(tok), 7);
     struct weft__token_text text = weft__token_bytes(tok, 9);
     assert_true(text.len == 2 && memcmp(text.data, "\xc3\xa9", 2) == 0);
     text = weft__token_bytes(tok, 10); /* not in the byte map: as it is */
@@ -100,7 +99,6 @@ static void tokens(void **state)
     assert_int_equal(weft__token_id(tok, "\xe6\x97\xa5", 3), 10);
     assert_int_equal(weft__token_id(tok, " ", 1), -1);
     assert_int_equal(weft__token_id(tok, "", 0), -1);
-    assert_true(weft__tokenizer_memory(tok) > 1000);
     must_encode(tok, "ab a\xc3\xa9<x>", WEFT__PARSE_SPECIAL, "4 7 7");
     /* Without special tokens their text is text; bytes the vocabulary lacks give nothing. */
     must_encode(tok, "ab a\xc3\xa9<x>", 0, "4 7");
