@@ -12,6 +12,7 @@ enum {
     REFS_MAX = 1024,      /* schemas that are referred to */
     NESTING_MAX = 256,    /* schemas in schemas */
     KEY_MAX = 512,        /* bytes of a key in a reference */
+    PATH_SHOWN = 200,     /* bytes of the end of a path */
     NAME_MAX_BYTES = 512, /* of a property beside which others are allowed */
     DISJOINT_DEPTH = 8,
     COMPARISONS_MAX = 1 << 20, /* of names and values, in all */
@@ -50,9 +51,11 @@ static weft_status compile(struct compiler *c, const json_t *schema, int32_t *ou
 static weft_status refuse(const struct compiler *c, weft_status status, const char *what,
                           const char *name)
 {
-    return weft__fail(c->err, status, "schema at %s: %s%s%.100s%s",
-                      c->path.len > 0 ? c->path.data : "/", what, name != NULL ? " \"" : "",
-                      name != NULL ? name : "", name != NULL ? "\"" : "");
+    const char *path = c->path.len > 0 ? c->path.data : "/";
+    size_t cut = c->path.len > PATH_SHOWN ? c->path.len - PATH_SHOWN : 0;
+    return weft__fail(c->err, status, "schema at %s%s: %s%s%.100s%s", cut > 0 ? "..." : "",
+                      path + cut, what, name != NULL ? " \"" : "", name != NULL ? name : "",
+                      name != NULL ? "\"" : "");
 }
 
 /* Appends a step to the path; the caller restores the length. */

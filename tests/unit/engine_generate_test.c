@@ -192,12 +192,14 @@ static void a_prompt_is_needed(void **state)
     assert_non_null(strstr(err.text, "messages, text or ids"));
 }
 
-static void write_file(const char *dir, const char *name, const char *text)
+static void put(const char *dir, const char *name, const char *text)
 {
-    char path[128];
+    char path[256];
     (void)snprintf(path, sizeof path, "%s/%s", dir, name);
     FILE *file = fopen(path, "w");
-    if (file == NULL || fputs(text, file) < 0 || fclose(file) != 0) abort();
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
 }
 
 /* Ends of both files, each once, those the model has, and no more than there is room for. */
@@ -208,10 +210,10 @@ static void generation_config_is_taken_as_it_is(void **state)
     weft_error err;
     (void)state;
     if (mkdtemp(dir) == NULL) abort();
-    write_file(dir, "generation_config.json",
-               "{\"eos_token_id\": [3, 1, 3, 64], \"do_sample\": false, \"temperature\": 0.5, "
-               "\"top_k\": 7}");
-    write_file(dir, "config.json", "{\"eos_token_id\": [1, 63]}");
+    put(dir, "generation_config.json",
+        "{\"eos_token_id\": [3, 1, 3, 64], \"do_sample\": false, \"temperature\": 0.5, "
+        "\"top_k\": 7}");
+    put(dir, "config.json", "{\"eos_token_id\": [1, 63]}");
     assert_int_equal(weft__generation_config_load(dir, 64, &config, &err), WEFT_OK);
     assert_int_equal(config.eos_count, 3);
     assert_memory_equal(config.eos, ((int32_t[]){3, 1, 63}), 3 * sizeof(int32_t));
@@ -219,7 +221,7 @@ static void generation_config_is_taken_as_it_is(void **state)
     for (int64_t id = 0; id < 2 * WEFT__EOS_MAX; id++)
         weft__generation_config_add_eos(&config, id, 64);
     assert_int_equal(config.eos_count, WEFT__EOS_MAX);
-    write_file(dir, "generation_config.json", "{\"temperature\": 0.5}");
+    put(dir, "generation_config.json", "{\"temperature\": 0.5}");
     assert_int_equal(weft__generation_config_load(dir, 64, &config, &err), WEFT_OK);
     assert_true(config.sampling.temperature == 0.5f);
     for (int i = 0; i < 2; i++) {
@@ -269,16 +271,6 @@ static void loading_may_take_long_but_not_hang(void **state)
     assert_true(all.calls * all.ms > 1000);
     assert_int_equal(open_slowly(300, &one, &err), WEFT_TIMEOUT);
     assert_non_null(strstr(err.text, "rank 0 gave no sign of life for 300 ms"));
-}
-
-static void put(const char *dir, const char *name, const char *text)
-{
-    char path[256];
-    (void)snprintf(path, sizeof path, "%s/%s", dir, name);
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    assert_true(fputs(text, file) >= 0);
-    assert_int_equal(fclose(file), 0);
 }
 
 /* Of memory, pages of files count as free: those of a model read once before are no reason to
