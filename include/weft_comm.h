@@ -101,7 +101,7 @@ WEFT_API int weft_comm_size(const weft_comm *comm);
 /* Memory that peers can read, zeroed, aligned to 64 bytes, owned by the world, valid until comm is
  * closed. An input that lies in it is not copied; the operation is then complete only when all
  * peers have read it. Not collective, but call it alike on all ranks. Between GPUs it is device
- * memory, good for long allreduces: their inputs lie in the same place on all ranks, and are read
+ * memory, good for long reductions: their inputs lie in the same place on all ranks, and are read
  * there where that was measured to be faster. */
 WEFT_API WEFT_CHECKED weft_status weft_comm_heap_alloc(weft_comm *comm, size_t bytes, void **out,
                                                        weft_error *err);
