@@ -303,12 +303,17 @@ static void spoilt_path_is_refused_or_left(void **state)
         weft_world_options options = {
             .size = P, .cuda_devices = place->ordinal, .timeout_ms = BUDGET_MS};
         struct weft__tuning tuning = {.spoilt = path, .plan_ms = -1};
+        struct rank_result results[WEFT__MAX_RANKS];
         weft_world *any = world_of(options, tuning);
-        gpu_ranks_succeed(any, P, take_part_without, &path, ARENA_BYTES);
+        gpu_ranks_run(any, P, take_part_without, &path, ARENA_BYTES, results);
+        for (int r = 0; r < P; r++)
+            if (path != WEFT_PATH_HOST || results[r].status == WEFT_OK)
+                assert_int_equal(results[r].status, WEFT_OK);
+            else /* where there is no peer access, it was the only one */
+                says(&results[r], WEFT_DEVICE, "no path between the GPU ranks works");
         weft_world_destroy(any);
         options.path = path;
         weft_world *named = world_of(options, tuning);
-        struct rank_result results[WEFT__MAX_RANKS];
         ranks_run_some(named, all_ranks(P), nothing, NULL, results);
         for (int r = 0; r < P; r++) says(&results[r], WEFT_UNSUPPORTED, texts[path]);
         weft_world_destroy(named);

@@ -6,6 +6,7 @@
  *
  * EMULATE_DEVICES: how many GPUs there are; 1 if not said.
  * EMULATE_ARCH: 900, or 800 for GPUs without clusters of blocks.
+ * EMULATE_PEERS: 0 for GPUs that say they can't reach one another's memory.
  * EMULATE_REPORT: seconds between reports of what has not ended; none if not said.
  *
  * What it can't show:
@@ -16,8 +17,8 @@
  * - Time. Kernels take thousands of times longer; what the plan chooses means nothing.
  * - Chaining. A stream's kernels run one after the other: grid_wait() and grid_release() are
  *   empty. All blocks of a grid are resident, however many there are.
- * - Devices. All memory is the host's, and every device reaches it: a wrong context, missing peer
- *   access or memory that is not pinned are not found. Processes can't share memory.
+ * - Devices. All memory is the host's, and every device reaches it: a wrong context, a kernel that
+ *   lacks peer access or memory that is not pinned are not found. Processes can't share memory.
  * - What nvcc makes of the source.
  *
  * Instructions that device.h replaces: ld and st with .sys, relaxed, acquire, release, .v2.b64 and
@@ -89,6 +90,7 @@ static struct driver {
     std::vector<CUstream> streams;
     CUstream null_stream; /* what NULL means; one of them */
     int devices;
+    bool peers;
     uint64_t report_ns;
 } &driver = *new struct driver;
 
@@ -222,6 +224,7 @@ static int option(const char *name, int otherwise)
 static void start()
 {
     driver.devices = option("EMULATE_DEVICES", 1);
+    driver.peers = option("EMULATE_PEERS", 1) != 0;
     emulated_arch = option("EMULATE_ARCH", 900);
     driver.report_ns = (uint64_t)option("EMULATE_REPORT", 0) * 1000000000;
     driver.null_stream = new struct CUstream_st();
@@ -293,7 +296,7 @@ CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice)
 
 CUresult cuDeviceCanAccessPeer(int *out, CUdevice, CUdevice)
 {
-    *out = 1;
+    *out = driver.peers;
     return CUDA_SUCCESS;
 }
 

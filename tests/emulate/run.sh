@@ -2,7 +2,8 @@
 # Tests GPU ranks without a GPU: builds the emulated driver (driver.cpp says what it can't show), the
 # communicator and its conformance tests, and runs those. Needs gcc, g++, python3 and cmocka.
 # Usage: tests/emulate/run.sh [TEST...]  with TEST of
-#     numbers    100 operations each of 1 to 4 ranks on two devices; some without clusters
+#     numbers    100 operations each of 1 to 4 ranks on two devices; some without clusters, and without peer
+#                access
 #     order      short chains, graphs, a thousand epochs
 #     faults     every fault of a rank ends, and is named
 #     plan       what is measured at open, but for its time
@@ -49,8 +50,12 @@ for what in "$@"; do
     numbers)
         timeout 600 $build/numbers --short 100 4
         EMULATE_ARCH=800 timeout 600 $build/numbers --short 30 2
+        EMULATE_PEERS=0 timeout 600 $build/numbers --short 30 3
         ;;
     order | plan) timeout 600 $build/"$what" --short ;;
-    *) timeout 600 $build/"$what" ;;
+    *)
+        timeout 600 $build/"$what"
+        EMULATE_PEERS=0 timeout 600 $build/"$what"
+        ;;
     esac
 done

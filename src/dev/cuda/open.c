@@ -422,6 +422,12 @@ static weft_status fail_path(const struct weft__comm_kernels *k, weft_path path,
     for (int m = 0; m < k->link.size && path == WEFT_PATH_NCCL; m++)
         if (offer_of(&k->link, m)->nccl.status != WEFT_OK) without = m; /* others miss only it */
     const struct offer *offer = offer_of(&k->link, without);
+    if (path == WEFT_PATH_AUTO)
+        return weft__fail(err, WEFT_DEVICE,
+                          "no path between the GPU ranks works: known data did not arrive at rank "
+                          "%d on CUDA device %d, not even through pinned host memory; the kernel "
+                          "log may say why",
+                          k->link.world_rank[without], offer->ordinal);
     const char *why = "no peer access, or known data did not arrive; use \"host\" or \"auto\"";
     if (path == WEFT_PATH_NCCL && offer->nccl.status != WEFT_OK) why = offer->nccl.text;
     return weft__fail(err, WEFT_UNSUPPORTED,
@@ -438,10 +444,10 @@ static weft_status choose_path(struct weft__comm_kernels *k, uint32_t mine, weft
     WEFT__TRY(await_all(&k->link, CHECKED, err));
     k->usable = mine;
     int without = k->link.rank;
-    weft_path wanted = k->link.path;
+    weft_path wanted = k->link.path, last = wanted != WEFT_PATH_AUTO ? wanted : WEFT_PATH_HOST;
     for (int m = 0; m < k->link.size; m++) {
         k->usable &= offer_of(&k->link, m)->usable;
-        if ((offer_of(&k->link, m)->usable >> wanted & 1) == 0) without = m;
+        if ((offer_of(&k->link, m)->usable >> last & 1) == 0) without = m;
     }
     k->tuning.path = WEFT_PATH_AUTO;
     weft_path best = wanted == WEFT_PATH_AUTO ? best_of(k, k->usable) : wanted;
