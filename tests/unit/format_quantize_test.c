@@ -337,7 +337,7 @@ static void refusals(void **state)
     expect_refusal(GOLDEN "source", WEFT_INVALID, "exists already");
     assert_int_equal(rmdir(target), 0);
     (void)snprintf(target, sizeof target, "%s/none/out", dir);
-    expect_refusal(GOLDEN "source", WEFT_IO, "none/out.partial");
+    expect_refusal(GOLDEN "source", WEFT_IO, "none/out: No such");
 }
 
 /* Stopped at any point, and out of room: nothing is left. */
