@@ -138,6 +138,8 @@ weft_status weft__comm_plan_make(weft_comm *comm, weft_error *err);
 struct weft__comm_choice weft__comm_plan_choose(const weft_comm *comm, enum weft__comm_op op,
                                                 uint64_t bytes, bool placed);
 
+const char *weft__comm_op_name(uint32_t op); /* of enum weft__comm_op; never NULL */
+
 /* WEFT_OK while the session is healthy, else its failure. */
 weft_status weft__comm_health(const weft_comm *comm, weft_error *err);
 

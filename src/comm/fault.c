@@ -6,7 +6,7 @@
 
 enum { RECORD_WAIT_NS = 100 * 1000 * 1000 };
 
-static const char *op_name(uint32_t op)
+const char *weft__comm_op_name(uint32_t op)
 {
     static const char *const names[] = {
 #define X(name, text) text,
@@ -59,12 +59,13 @@ static weft_status fail_mismatch(const struct weft__comm_fault *fault, weft_erro
     for (int i = 0; i < 2; i++) {
         const struct weft__comm_post *p = post[i];
         if (p->op == WEFT__ALLREDUCE || p->op == WEFT__REDUCE_SCATTER)
-            (void)snprintf(call[i], sizeof call[i], "%s of [%lld, %lld] %s", op_name(p->op),
-                           (long long)p->shape[0], (long long)p->shape[1],
-                           weft_dtype_name((weft_dtype)p->dtype));
+            (void)snprintf(call[i], sizeof call[i], "%s of [%lld, %lld] %s",
+                           weft__comm_op_name(p->op), (long long)p->shape[0],
+                           (long long)p->shape[1], weft_dtype_name((weft_dtype)p->dtype));
         else
-            (void)snprintf(call[i], sizeof call[i], "%s of %lld x %lld bytes", op_name(p->op),
-                           (long long)p->shape[0], (long long)p->shape[1]);
+            (void)snprintf(call[i], sizeof call[i], "%s of %lld x %lld bytes",
+                           weft__comm_op_name(p->op), (long long)p->shape[0],
+                           (long long)p->shape[1]);
     }
     bool alike = strcmp(call[0], call[1]) == 0;
     return weft__fail(err, WEFT_INVALID, "rank %d called %s, rank %d called %s%s (epoch %u)",
@@ -80,7 +81,7 @@ weft_status weft__comm_health(const weft_comm *comm, weft_error *err)
     const struct weft__comm_fault *fault = record_of(comm);
     if (fault == NULL) return WEFT_OK;
     weft_status status = status_of(fault);
-    const char *op = op_name(fault->op), *phase = phase_name(fault->phase);
+    const char *op = weft__comm_op_name(fault->op), *phase = phase_name(fault->phase);
     unsigned long long elapsed_ms = fault->elapsed_ns / 1000000;
     switch (fault->kind) {
     case WEFT__FAULT_MISMATCH:
@@ -119,7 +120,7 @@ bool weft_comm_failed(const weft_comm *comm, weft_comm_failure *out)
     *out = (weft_comm_failure){.status = status_of(fault),
                                .rank = fault->rank,
                                .peer = fault->peer,
-                               .op = op_name(fault->op),
+                               .op = weft__comm_op_name(fault->op),
                                .phase = phase_name(fault->phase),
                                .epoch = fault->epoch,
                                .elapsed_ns = fault->elapsed_ns};

@@ -226,16 +226,12 @@ weft_status weft__comm_plan_make(weft_comm *comm, weft_error *err)
 
 int weft_comm_plan(const weft_comm *comm, weft_comm_way *out, int max)
 {
-    static const char *const names[OPS] = {[WEFT__ALLREDUCE] = "allreduce",
-                                           [WEFT__REDUCE_SCATTER] = "reduce_scatter",
-                                           [WEFT__ALL_GATHER] = "all_gather",
-                                           [WEFT__BROADCAST] = "broadcast"};
     const struct weft__comm_plan *plan = comm->root->plan;
     if (plan == NULL) return 0;
     for (int i = 0; i < plan->count && i < max; i++) {
         const struct trial *trial = &plan->trial[i];
         const int *best = plan->best[trial->op][trial->size];
-        out[i] = (weft_comm_way){.op = names[trial->op],
+        out[i] = (weft_comm_way){.op = weft__comm_op_name(trial->op),
                                  .bytes = class_bytes[trial->size],
                                  .path = weft__way_path(trial->choice.way),
                                  .form = comm->dev->trial->form(trial->choice.way),

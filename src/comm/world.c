@@ -191,8 +191,7 @@ weft_status weft_comm_open(weft_world *world, int rank, weft_comm **out, weft_er
     comm->heap_end = comm->session->segment_bytes;
     status = comm_start(comm, err);
     if (status != WEFT_OK) goto leave;
-    comm->heap = comm->dev->heap != NULL ? comm->dev->heap(comm->kernels) - comm->heap_next
-                                         : comm->link.segment[rank];
+    comm->heap = comm->dev->heap(comm->kernels) - comm->heap_next;
     if (world->tuning.plan_ms >= 0) status = weft__comm_plan_make(comm, err);
     if (status != WEFT_OK) goto close;
     *out = comm;

@@ -273,7 +273,7 @@ struct weft__dev_comm {
     /* Failures go to link->fault. */
     void (*reduce)(struct weft__comm_kernels *kernels, const struct weft__comm_reduce_args *args);
     void (*move)(struct weft__comm_kernels *kernels, const struct weft__comm_move_args *args);
-    /* This rank's heap of link.heap_bytes, zeroed; NULL: the one in its segment. */
+    /* This rank's heap of link.heap_bytes, zeroed; of the world's kernels. */
     uint8_t *(*heap)(const struct weft__comm_kernels *kernels);
     /* What operations are enqueued on; NULL when they are complete on return. */
     void *(*stream)(const struct weft__comm_kernels *kernels);

@@ -120,12 +120,15 @@ static const struct weft__dev_trial fake_trial = {.offers = offers,
                                                   .run = run,
                                                   .drop = drop};
 
+static uint8_t *fake_heap(const struct weft__comm_kernels *k) { return weft__cpu_comm.heap(k); }
+
 static const struct weft__dev_comm fake = {.name = "fake",
                                            .release = fake_release,
                                            .open = fake_open,
                                            .close = fake_close,
                                            .reduce = fake_reduce,
                                            .move = fake_move,
+                                           .heap = fake_heap,
                                            .stream = fake_stream,
                                            .sync = fake_sync,
                                            .trial = &fake_trial,

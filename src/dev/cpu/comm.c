@@ -712,6 +712,13 @@ static weft_status open_kernels(const struct weft__comm_link *link, bool portabl
 
 static void close_kernels(struct weft__comm_kernels *k) { free(k); }
 
+static uint8_t *heap_of(const struct weft__comm_kernels *k)
+{
+    const struct weft__comm_link *link = &k->link;
+    return link->segment[link->rank] + link->staging[link->rank] +
+           WEFT__STAGING_MESSAGES * link->message_bytes;
+}
+
 static void *no_stream(const struct weft__comm_kernels *k)
 {
     (void)k;
@@ -727,6 +734,7 @@ const struct weft__dev_comm weft__cpu_comm = {
     .close = close_kernels,
     .reduce = reduce,
     .move = move,
+    .heap = heap_of,
     .stream = no_stream,
     .sync = nothing_to_wait_for,
     /* With two ranks nothing is saved; with more, measured on shared cores: docs/PERFORMANCE.md */
