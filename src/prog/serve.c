@@ -11,11 +11,14 @@
 #include "prog.h"
 
 enum { MAX_FILE = 1 << 20, MAX_KEYS = 256, MAX_ARGS = 512 };
+enum { MODEL, OPENAI }; /* --sampling-defaults */
+enum { TEXT, JSON };    /* --log-format */
 
 struct serve {
     struct weft__engine_flags engine_flags;
-    const char *host, *keys, *key_file, *name, *sampling, *log_format, *config;
+    const char *host, *keys, *key_file, *name, *config;
     int64_t port, max_running, max_queued, drain_timeout, request_timeout, ping, max_body_mib;
+    int64_t sampling, log_format;
     bool any_model;
     char *key_text; /* keys cut out of the option and the file */
     const char *key[MAX_KEYS];
@@ -239,9 +242,10 @@ static bool parse(struct serve *s, int argc, char **argv, int *status)
          "seconds between comments in quiet streams; 0: none (0)"},
         {WEFT__OPTION_INT, "max-body", &s->max_body_mib, 1, 1024, "MIB",
          "largest request body (64)"},
-        {WEFT__OPTION_STRING, "sampling-defaults", &s->sampling, 0, 0, "WHOSE",
-         "model (generation_config.json) or openai (model)"},
-        {WEFT__OPTION_STRING, "log-format", &s->log_format, 0, 0, "FORMAT", "text or json (text)"},
+        {WEFT__OPTION_CHOICE, "sampling-defaults", &s->sampling, 0, 0, "model|openai",
+         "of generation_config.json, or OpenAI's (model)"},
+        {WEFT__OPTION_CHOICE, "log-format", &s->log_format, 0, 0, "text|json",
+         "lines, or an object a request (text)"},
         {WEFT__OPTION_STRING, "config", &s->config, 0, 0, "FILE",
          "JSON object of these names; \"model\" is MODEL"},
         WEFT__ENGINE_FLAGS(&s->engine_flags),
@@ -257,11 +261,6 @@ static bool parse(struct serve *s, int argc, char **argv, int *status)
     if (!weft__command_line_parse(&line, argc, argv, status)) return false;
     s->dir = line.argument[0];
     return true;
-}
-
-static bool is_one_of(const char *text, const char *a, const char *b)
-{
-    return strcmp(text, a) == 0 || strcmp(text, b) == 0;
 }
 
 /* The folder's own name: what people call a model. */
@@ -281,7 +280,8 @@ static char *args_json(const struct serve *s)
         "port", (json_int_t)s->port, "served_model_name", s->name, "any_model", s->any_model,
         "drain_timeout", (json_int_t)s->drain_timeout, "request_timeout",
         (json_int_t)s->request_timeout, "sse_ping_interval", (json_int_t)s->ping,
-        "sampling_defaults", s->sampling, "log_format", s->log_format);
+        "sampling_defaults", s->sampling == OPENAI ? "openai" : "model", "log_format",
+        s->log_format == JSON ? "json" : "text");
     char *text = args != NULL ? json_dumps(args, JSON_COMPACT) : NULL;
     json_decref(args);
     return text;
@@ -291,18 +291,10 @@ int weft__cmd_serve(int argc, char **argv)
 {
     static struct serve serve; /* a loader that is not waited for may still use it */
     int status;
-    serve = (struct serve){.host = "127.0.0.1",
-                           .port = 8000,
-                           .drain_timeout = 30,
-                           .max_body_mib = 64,
-                           .sampling = "model",
-                           .log_format = "text"};
+    serve =
+        (struct serve){.host = "127.0.0.1", .port = 8000, .drain_timeout = 30, .max_body_mib = 64};
     if (!parse_with_config(&serve, argc, argv, &status)) return status;
     if (serve.dir == NULL) return weft__usage("serve", "MODEL is wanted");
-    if (!is_one_of(serve.sampling, "model", "openai"))
-        return weft__usage("serve", "--sampling-defaults is model or openai");
-    if (!is_one_of(serve.log_format, "text", "json"))
-        return weft__usage("serve", "--log-format is text or json");
     status = read_keys(&serve);
     if (status != WEFT__EXIT_OK) return status;
     char *name = base_name(serve.dir);
@@ -322,12 +314,12 @@ int weft__cmd_serve(int argc, char **argv)
         .model = serve.name,
         .args = serve.args,
         .any_model = serve.any_model,
-        .neutral_sampling = strcmp(serve.sampling, "openai") == 0,
+        .neutral_sampling = serve.sampling == OPENAI,
         .drain_timeout_s = serve.drain_timeout,
         .request_timeout_s = serve.request_timeout,
         .ping_interval_s = serve.ping,
         .max_body = serve.max_body_mib << 20,
-        .json_log = strcmp(serve.log_format, "json") == 0,
+        .json_log = serve.log_format == JSON,
         .log = write_line,
     };
     status = run(&serve, &options);
