@@ -3,15 +3,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "prog.h"
 
 enum { MAX_EXCLUDES = 256 };
 
 struct quantize {
-    bool bar, quiet, json;
-    int shown;    /* percent on the bar */
+    struct weft__bar bar;
+    bool quiet, json;
     json_t *rows; /* with --json; NULL after memory ran out */
 };
 
@@ -23,11 +22,7 @@ static double relative(const struct weft__quantize_error *error)
 static bool on_progress(void *ctx, double share)
 {
     struct quantize *q = ctx;
-    int percent = (int)(share * 100);
-    if (q->bar && percent != q->shown) {
-        q->shown = percent;
-        (void)fprintf(stderr, "\rquantising %3d %%%s", percent, share >= 1 ? "\n" : "");
-    }
+    weft__bar_show(&q->bar, share);
     return !weft__signals_came();
 }
 
@@ -44,8 +39,8 @@ static void on_linear(void *ctx, const struct weft__quantize_row *row)
         }
     } else if (!q->quiet) {
         /* The bar and the rows may share a terminal. */
-        if (q->bar) (void)fprintf(stderr, "\r%20s\r", "");
-        q->shown = -1;
+        if (q->bar.shown >= 0) (void)fprintf(stderr, "\r%60s\r", "");
+        q->bar.shown = -1;
         (void)printf("%-56s %6lld x %-6lld error %.4f  max %.3g\n", row->module,
                      (long long)row->out, (long long)row->in, relative(&row->error),
                      row->error.error_max);
@@ -98,7 +93,7 @@ static int run(struct quantize *q, const struct weft__command_line *line,
     weft_status status =
         weft__quantize(line->argument[0], line->argument[1], options, &totals, &err);
     if (status != WEFT_OK) {
-        if (q->bar && q->shown >= 0) (void)fprintf(stderr, "\n");
+        weft__bar_end(&q->bar);
         return weft__report(line->command, &err);
     }
     return print_totals(q, line->argument[1], to, &totals);
@@ -106,12 +101,13 @@ static int run(struct quantize *q, const struct weft__command_line *line,
 
 int weft__cmd_quantize(int argc, char **argv)
 {
-    struct quantize q = {.shown = -1};
-    const char *to = NULL, *exclude = NULL;
+    struct quantize q = {0};
+    int64_t to = -1;
+    const char *exclude = NULL;
     bool attention = false;
     const struct weft__option options[] = {
-        {WEFT__OPTION_STRING, "to", &to, 0, 0, "FORMAT",
-         "nvfp4 (weights in 4 bits, ModelOpt's names) or fp8 (E4M3, blocks of 128 x 128)"},
+        {WEFT__OPTION_CHOICE, "to", &to, 0, 0, "nvfp4|fp8",
+         "weights in 4 bits, ModelOpt's names; or E4M3, blocks of 128 x 128"},
         {WEFT__OPTION_STRING, "exclude", &exclude, 0, 0, "GLOBS",
          "modules to keep too, \"*.o_proj,model.layers.0.*\""},
         {WEFT__OPTION_FLAG, "attention", &attention, 0, 0, NULL,
@@ -131,9 +127,7 @@ int weft__cmd_quantize(int argc, char **argv)
         .arguments_max = 2};
     int status;
     if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
-    bool nvfp4 = to != NULL && strcmp(to, "nvfp4") == 0;
-    if (!nvfp4 && (to == NULL || strcmp(to, "fp8") != 0))
-        return weft__usage(line.command, "--to nvfp4 or --to fp8 is wanted");
+    if (to < 0) return weft__usage(line.command, "--to nvfp4 or --to fp8 is wanted");
 
     const char *excludes[MAX_EXCLUDES];
     char *list = exclude != NULL ? strdup(exclude) : NULL;
@@ -142,17 +136,17 @@ int weft__cmd_quantize(int argc, char **argv)
         free(list);
         return weft__usage(line.command, "--exclude takes at most %d globs", MAX_EXCLUDES);
     }
-    q.bar = isatty(STDERR_FILENO) != 0;
+    q.bar = weft__bar_start("quantising");
     q.rows = q.json ? json_array() : NULL;
-    const struct weft__quantize_options quantize = {.to = nvfp4 ? WEFT__LINEAR_NVFP4
-                                                                : WEFT__LINEAR_FP8_BLOCK,
+    const struct weft__quantize_options quantize = {.to = to == 0 ? WEFT__LINEAR_NVFP4
+                                                                  : WEFT__LINEAR_FP8_BLOCK,
                                                     .attention = attention,
                                                     .exclude = excludes,
                                                     .exclude_count = count,
                                                     .on_progress = on_progress,
                                                     .on_linear = on_linear,
                                                     .ctx = &q};
-    status = run(&q, &line, &quantize, nvfp4 ? "nvfp4" : "fp8");
+    status = run(&q, &line, &quantize, to == 0 ? "nvfp4" : "fp8");
     json_decref(q.rows);
     free(list);
     return status;
