@@ -1,5 +1,4 @@
 /* world.c: worlds, communicators and groups: opening and closing; memory. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

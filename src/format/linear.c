@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/numerics.h"
 #include "internal.h"
 
 #define SUPPORTED                                                                                 \

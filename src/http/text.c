@@ -1,5 +1,4 @@
 /* Text as clients see it: JSON strings and numbers, and the search for stop strings. */
-#include <math.h>
 #include <string.h>
 
 #include "private.h"

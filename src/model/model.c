@@ -1,5 +1,4 @@
 /* One rank's memory: measured, allocated, released. */
-#include <string.h>
 
 #include "rank.h"
 

@@ -1,6 +1,5 @@
 /* What is asked and when: datasets, lengths and arrivals by either vendor's rules. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>

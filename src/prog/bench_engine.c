@@ -1,8 +1,6 @@
 /* The load in this process: requests go to the engine's scheduler, tokens come from its thread. */
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "bench.h"

@@ -1,7 +1,6 @@
 /* Which request is due when: arrival times, slots, later turns of a conversation, the bar. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "bench.h"

@@ -1,7 +1,6 @@
 /* weft check: the forward pass against a reference made by another implementation. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "prog.h"

@@ -1,6 +1,5 @@
 /* weft info: what a model directory holds, and the memory a rank needs. */
 #include <stdio.h>
-#include <string.h>
 
 #include "prog.h"
 

@@ -1,7 +1,6 @@
 /* weft perplexity: how well a model predicts a text. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "prog.h"
 

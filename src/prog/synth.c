@@ -2,11 +2,9 @@
  * speed without the model. Tensors are made as they are written: memory does not grow with size. */
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/numerics.h"
 #include "prog.h"

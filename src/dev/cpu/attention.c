@@ -1,6 +1,5 @@
 /* Attention and the indexer's choice: how a team shares them, and selection of the top keys. */
 #include <assert.h>
-#include <string.h>
 
 #include "base/numerics.h"
 #include "cpu.h"

@@ -1,7 +1,6 @@
 /* Mixture of experts: which experts a token takes, and the order in which experts are computed. */
 #include <assert.h>
 #include <math.h>
-#include <string.h>
 
 #include "cpu.h"
 
