@@ -2,8 +2,8 @@
 """Makes tiny random models with options the plain fixtures lack, and their reference by transformers.
 
 Needs torch, transformers >= 5 and safetensors (all on the CPU); test runs do not. The quantised ones
-are encoded here after models.md 3 with torch's own float8 casts; their reference runs in F32 on the
-weights that the stored codes mean. A seed is taken only when the model has no near ties: the greedy
+are encoded here as ModelOpt and compressed-tensors do it, with torch's own float8 casts; their
+reference runs in F32 on the weights that the stored codes mean. A seed is taken only when the model has no near ties: the greedy
 gaps are wide, and float64 and weights changed by 1e-6 give the same logits.
 
 usage: make_model_golden.py OUT [NAME ...]
@@ -83,7 +83,7 @@ CASES = {
     "mixed-mla": ("deepseek_v3", WIDE_MLA, {"quant": "mixed"}),
 }
 
-# ---- quantised formats (models.md 3) ----
+# ---- quantised formats ----
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 E4M3 = torch.float8_e4m3fn

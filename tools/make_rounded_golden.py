@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes MODEL/rounded.safetensors: the reference for `weft check --activations quantised`, computed by
-transformers with the inputs of quantised linears rounded as models.md 3.6 and 3.7 say (tools/reference.py).
+transformers with the inputs of quantised linears rounded as tools/reference.py does.
 
 Rounding is not continuous, so a prompt is taken only when weights changed by 1e-6 give the same logits.
 

@@ -1,6 +1,6 @@
 """The reference that tests compare with: a Hugging Face directory, run by transformers on the CPU in F32,
-on the values that its stored codes mean (models.md 3); optionally with the inputs of quantised linears
-rounded as their files ask (3.6, 3.7). Needs torch, transformers >= 5 and safetensors; imports no weft.
+on the values that its stored codes mean; optionally with the inputs of quantised linears
+rounded as their files ask. Needs torch, transformers >= 5 and safetensors; imports no weft.
 """
 import glob
 import json

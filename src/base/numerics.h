@@ -1,8 +1,8 @@
 /* numerics.h: the arithmetic that CPU and GPU share to the bit. Compiled as C and as CUDA C.
  *
  * IEEE single precision, round to nearest even, no contraction, no flush to zero (build flags on
- * both sides). Sources: models.md 3.1, 3.2, 3.6; collectives.md "Numbers promise", both summarised
- * in docs/ARCHITECTURE.md. */
+ * both sides). Sources: OCP's OFP8 (E4M3) and Microscaling Formats (E2M1, E8M0), ModelOpt (NVFP4);
+ * what is promised: docs/ARCHITECTURE.md. */
 #ifndef WEFT_SRC_NUMERICS_H
 #define WEFT_SRC_NUMERICS_H
 
@@ -140,7 +140,8 @@ WEFT__HD float weft__f32_from_e8m0(uint8_t b)
     return weft__f32_from_bits(b != 0 ? (uint32_t)b << 23 : 0x00400000u);
 }
 
-/* ---- NVFP4 activations (models.md 3.6): scale byte of a block, and the factor for its codes ----
+/* ---- NVFP4 activations: scale byte of a block, and the factor for its codes; as vLLM's kernels,
+ * but with a correctly rounded division where they take approximate reciprocals ----
  * G = 1/input_scale rounded once; amax is the largest magnitude of the block's 16 values (NaN if
  * any is NaN). code = e2m1_from_f32(x * inverse). */
 
@@ -156,7 +157,7 @@ WEFT__HD float weft__nvfp4_inverse(uint8_t scale, float G)
     return s == 0.0f ? 0.0f : G / s;
 }
 
-/* Byte offset of scale (m, k) in the 128x4 tile layout of tensor-core GEMMs (models.md 3.5);
+/* Byte offset of scale (m, k) in the 128x4 tile layout of tensor-core GEMMs (cuBLASLt, CUTLASS);
  * columns = scales a row. */
 WEFT__HD int64_t weft__swizzled_scale_offset(int64_t m, int64_t k, int64_t columns)
 {

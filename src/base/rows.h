@@ -38,8 +38,8 @@ WEFT__HD float weft__sum_squares(const float *x, int64_t n)
     return weft__tree_root(waiting, n);
 }
 
-/* RMSNorm (models.md 1.1): y = round(round(x * factor) * weight). Square root and divisions are
- * correctly rounded. */
+/* RMSNorm, rounded where transformers rounds: y = round(round(x * factor) * weight). Square root
+ * and divisions are correctly rounded. */
 WEFT__HD float weft__rms_factor(float sum_of_squares, int64_t n, float eps)
 {
     return 1.0f / sqrtf(sum_of_squares / (float)n + eps);

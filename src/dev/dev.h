@@ -42,8 +42,8 @@ enum weft__scale_kind {
     WEFT__SCALE_BLOCK, /* F32, one a block of 128 x 128 of the unsplit matrix: w = e4m3 * scale */
 };
 
-/* How a quantised linear wants its inputs rounded when activations are quantised (models.md 3.6,
- * 3.7); none for plain weights and weight-only files. */
+/* How a quantised linear wants its inputs rounded when activations are quantised; none for
+ * plain weights and weight-only files. */
 enum weft__activations {
     WEFT__ACTIVATIONS_F32,
     WEFT__ACTIVATIONS_NVFP4,      /* blocks of 16, below the static input_scale */
@@ -210,7 +210,8 @@ struct weft__op_index_select {
     int32_t *count;    /* [tokens] */
 };
 
-struct weft__op_route {  /* models.md 1.3, 1.6; equal scores: lower expert first */
+/* As transformers routes qwen3_moe or, sigmoid, deepseek_v3. Equal scores: lower expert first. */
+struct weft__op_route {
     const float *logits; /* [tokens, experts] */
     const float *bias;   /* [experts] added for choosing only, or NULL */
     int64_t tokens, experts, top, groups, top_groups;

@@ -42,7 +42,7 @@ struct weft__tensor {
 struct weft__checkpoint;
 
 /* Opens path: a directory with model.safetensors.index.json or model.safetensors, or a file such as
- * reference.safetensors. Every header is checked (models.md 2.2); no tensor data is touched. */
+ * reference.safetensors. Every header is checked; no tensor data is touched. */
 weft_status weft__checkpoint_open(const char *path, struct weft__checkpoint **out,
                                   weft_error *err) WEFT_CHECKED;
 void weft__checkpoint_close(struct weft__checkpoint *checkpoint); /* NULL allowed */
@@ -110,12 +110,12 @@ struct weft__linear_view {
 };
 
 /* The linear `module` ("model.layers.0.mlp.gate_proj"), which must be [out, in]. Its format is
- * decided by the tensors in the file (models.md 3.4), whatever config.json says. */
+ * decided by the tensors in the file, whatever config.json says. */
 weft_status weft__linear_open(const struct weft__checkpoint *checkpoint, const char *module,
                               int64_t out, int64_t in, struct weft__linear_view *view,
                               weft_error *err) WEFT_CHECKED;
 
-/* One projection of one routed expert, stored by itself or stacked (models.md 1.6). */
+/* One projection of one routed expert, stored by itself or stacked. */
 struct weft__expert_ref {
     const char *experts;    /* "model.layers.3.mlp.experts" */
     const char *projection; /* "gate_proj", "up_proj" or "down_proj" */

@@ -1,4 +1,4 @@
-/* The header of one safetensors file, and the rules a loader must enforce (models.md 2.2). */
+/* The header of one safetensors file, and the rules a loader must enforce. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

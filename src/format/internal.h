@@ -80,8 +80,8 @@ struct weft__header {
     uint64_t data_start, data_bytes; /* in the file */
 };
 
-/* Reads and checks the header of an open file of `size` bytes (models.md 2.2, rules 1-8). Free with
- * weft__header_free, also after failure. */
+/* Reads the header of an open file of `size` bytes, checked at least as strictly as by the crate
+ * safetensors. Free with weft__header_free, also after failure. */
 weft_status weft__header_read(const char *path, int fd, uint64_t size, struct weft__header *out,
                               weft_error *err) WEFT_CHECKED;
 void weft__header_free(struct weft__header *header);
@@ -89,7 +89,7 @@ void weft__header_free(struct weft__header *header);
 /* ---- quantising ---- */
 
 /* rows x cols of F32, cols a multiple of 16, to codes [rows, cols / 2] and E4M3 scales
- * [rows, cols / 16] under the global scale (models.md 3.6). Adds to *sum. */
+ * [rows, cols / 16] under the global scale. Adds to *sum. */
 void weft__quantize_nvfp4(const float *w, int64_t rows, int64_t cols, float scale_global,
                           uint8_t *codes, uint8_t *scales, struct weft__quantize_error *sum);
 

@@ -1,5 +1,5 @@
 /* Linears: which tensors make up one, and in which format, decided by what the file holds. Lists in
- * config.json are known to be wrong and are not consulted (models.md 3.4). */
+ * config.json are known to be wrong and are not consulted. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

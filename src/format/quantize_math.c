@@ -1,5 +1,5 @@
-/* Weights to NVFP4 and FP8, exactly by models.md 3.6 "Quantising weights" and 3.7: every operation
- * in IEEE single, true divisions, so that ModelOpt's arithmetic gives the same bits. */
+/* Weights to NVFP4 and FP8: every operation in IEEE single, true divisions, so that ModelOpt's
+ * arithmetic gives the same bits. */
 #include <math.h>
 
 #include "base/numerics.h"

@@ -1,5 +1,4 @@
-/* glm_moe_dsa: GLM-5, 5.1, 5.2, 5.3. deepseek_v3's shape plus the sparse indexer (models.md 1.5).
- */
+/* glm_moe_dsa: GLM-5, 5.1, 5.2, 5.3. deepseek_v3's shape plus the sparse indexer. */
 #include <string.h>
 
 #include "model.h"

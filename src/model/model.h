@@ -76,7 +76,7 @@ weft_status weft__arch_rope(const struct weft__node *config, int64_t dim, bool i
 weft_status weft__arch_sigmoid_moe(const struct weft__node *config, struct weft__arena *arena,
                                    struct weft__arch *arch, weft_error *err);
 
-/* frequency [dim/2]; *factor multiplies cos and sin (models.md 1.1). */
+/* frequency [dim/2]; *factor multiplies cos and sin. */
 void weft__rope_frequencies(const struct weft__rope *rope, float *frequency, float *factor);
 /* YaRN's ms(s, m): 1 for s <= 1, else 0.1 m ln s + 1. */
 double weft__yarn_mscale(double scale, double m);
@@ -87,7 +87,7 @@ struct weft__range {
     int64_t begin, count;
 };
 
-/* n units cut into `size` ranges; the first n mod size ranks get one more (models.md 5.3). */
+/* n units cut into `size` ranges; the first n mod size ranks get one more. */
 struct weft__range weft__shard_range(int64_t n, int64_t unit, int rank, int size);
 
 struct weft__shard {

@@ -1,4 +1,4 @@
-/* Rotary frequencies and their scaling (models.md 1.1). */
+/* Rotary frequencies and their scaling, as in transformers' modeling_rope_utils.py. */
 #include <math.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* What of the model is one rank's (models.md 5.3). */
+/* What of the model is one rank's. */
 #include "model.h"
 
 struct weft__range weft__shard_range(int64_t n, int64_t unit, int rank, int size)

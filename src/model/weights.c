@@ -85,7 +85,7 @@ static void set_activations(const struct weft__linear_view *view, struct weft__m
     w->activations = is_static && view->input_scale == 0 ? WEFT__ACTIVATIONS_F32 : of[view->kind];
 }
 
-/* Linears that read the same input take the largest of their scales (models.md 3.3). */
+/* Linears that read the same input take the largest of their scales, as in vLLM. */
 static void share_input_scale(struct weft__matrix *const *w, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)

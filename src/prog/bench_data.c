@@ -136,7 +136,7 @@ static weft_status count_tokens(struct maker *m, const char *text, size_t len, i
 
 /* ---- random-ids ---- */
 
-/* [low, high] of a length by the rule (the spec's table of range ratios). */
+/* [low, high] of a length by the rule (docs/BENCH.md, Lengths). */
 static void range_of(const struct weft__bench_options *o, int64_t len, int64_t *low, int64_t *high)
 {
     double l = (double)len, r = o->range_ratio;

@@ -11,7 +11,7 @@
 
 enum { MAX_HEADER = 100 << 20 }; /* readers of safetensors take no more */
 
-/* Published configurations (models.md has their sources). */
+/* Of the models' own config.json, what says their shapes. */
 static const struct {
     const char *name, *config;
 } likes[] = {

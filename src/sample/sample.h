@@ -1,8 +1,8 @@
 /* sample.h: from one row of logits to a token and log-probabilities.
  *
  * Functions of their arguments alone: the same row, settings and position give the same token
- * whatever else is in the batch, on every machine. Order (models.md 4.6): penalties, bias and
- * masks, temperature, top-k, top-p, min-p, sample. Equal logits: the lower id counts as larger. */
+ * whatever else is in the batch, on every machine. Order: penalties, bias and masks, temperature,
+ * top-k, top-p, min-p, sample. Equal logits: the lower id counts as larger. */
 #ifndef WEFT_SRC_SAMPLE_H
 #define WEFT_SRC_SAMPLE_H
 

@@ -50,7 +50,7 @@ bool weft__is_word(uint32_t code); /* the \w of Rust's regex */
 bool weft__is_inert(uint32_t code);
 uint32_t weft__lowercase(uint32_t code); /* U+0130 aside, which has two */
 
-/* The byte <-> character map of byte-level BPE (models.md 4.2). */
+/* The byte <-> character map of byte-level BPE, GPT-2's bytes_to_unicode. */
 uint32_t weft__char_of_byte(unsigned char byte);
 int weft__byte_of_char(uint32_t code); /* -1: not in the map */
 /* Whole strings, appended. unmap is false, and what it appended unspecified, if some character is

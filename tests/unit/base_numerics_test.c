@@ -98,7 +98,7 @@ static void halves_round_trip_and_round(void **state)
     assert_int_equal(weft__f16_from_f32(65520.0f), 0x7c00);
 }
 
-/* The worked check of models.md 3.6. */
+/* A block of 16 values, worked by hand. */
 static void nvfp4_worked_check(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* The router against a plain reading of models.md 1.3 and 1.6 in double precision, and the plan. */
+/* The router against a plain reading of the definitions in double precision, and the plan. */
 #include "dev_case.h"
 
 enum { EXPERTS_MOST = 256 };

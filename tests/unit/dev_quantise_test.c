@@ -1,4 +1,4 @@
-/* Quantised activations: the worked check of models.md 3.6, and every kind against codes found by
+/* Quantised activations: a block worked by hand, and every kind against codes found by
  * trying them all in double precision. */
 #include "base/numerics.h"
 #include "dev_case.h"

@@ -99,7 +99,7 @@ static void assert_prompt(const struct weft__chat *chat, const char *messages, c
     free(text);
 }
 
-/* ---- prompts as the models' documentation and the specification state them ---- */
+/* ---- prompts as the models' documentation states them ---- */
 
 #define CONVERSATION_A \
     "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"hi\"}]"
