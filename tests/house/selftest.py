@@ -58,6 +58,7 @@ FAULTS = (
     ("path", "source", "tools/a.sh", "cd /work/main\n", "outside the repository"),
     ("not ASCII", "source", "src/base/one.c", "/* \u00e9 */\n", "not ASCII"),
     ("tab", "source", "src/base/one.c", "\tint a;\n", "tab"),
+    ("dead document", "source", "src/base/one.c", "/* See docs/B.md. */\n", "docs/B.md is not there"),
     ("no newline", "source", "docs/A.md", "a", "no newline"),
     ("dead link", "docs", "README.md", "[a](docs/B.md)\n", "not there"),
     ("dead anchor", "docs", "README.md", "[a](docs/A.md#three)\n", "no such heading"),
