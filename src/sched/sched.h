@@ -169,7 +169,4 @@ struct weft__sched_counters {
 
 struct weft__sched_counters weft__sched_counters(const struct weft__sched *sched);
 
-/* For tests and fuzzers: walks everything and names the first broken invariant. */
-weft_status weft__sched_check(const struct weft__sched *sched, weft_error *err);
-
 #endif

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sched/sched.h"
+#include "sched_check.h"
 
 enum {
     TRACE_VOCAB = 40,
@@ -455,7 +455,7 @@ static void trace_cancel(struct trace *trace)
 static void trace_check_progress(struct trace *trace, bool retracted)
 {
     weft_error err = {0};
-    if (weft__sched_check(trace->sched, &err) != WEFT_OK) {
+    if (check_sched(trace->sched, &err) != WEFT_OK) {
         fprintf(stderr, "step %d: %s\n", trace->steps, err.text);
         abort();
     }

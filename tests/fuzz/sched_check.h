@@ -1,7 +1,10 @@
-/* The invariants, for tests and fuzzers. */
+/* sched_check.h: walks all of a scheduler and names the first broken invariant. */
+#ifndef WEFT_TESTS_SCHED_CHECK_H
+#define WEFT_TESTS_SCHED_CHECK_H
+
 #include <stdlib.h>
 
-#include "private.h"
+#include "sched/private.h"
 
 #define REQUIRE(condition, ...)                                               \
     do {                                                                      \
@@ -93,7 +96,7 @@ static weft_status check_pool(const struct weft__pool *pool, int32_t *refs, weft
     return WEFT_OK;
 }
 
-weft_status weft__sched_check(const struct weft__sched *sched, weft_error *err)
+static weft_status check_sched(const struct weft__sched *sched, weft_error *err)
 {
     int32_t *refs = calloc((size_t)sched->pool.pages, sizeof *refs);
     if (refs == NULL) return weft__fail_oom(err, (size_t)sched->pool.pages * 4, "the check");
@@ -106,3 +109,5 @@ weft_status weft__sched_check(const struct weft__sched *sched, weft_error *err)
             weft__fail(err, WEFT_INTERNAL, "%lld sequences run", (long long)sched->running.count);
     return status;
 }
+
+#endif
