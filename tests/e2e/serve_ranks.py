@@ -125,12 +125,17 @@ def state_of(pid):
         return "Z"
 
 
-before = os.listdir("/dev/shm")
+def shared_files():
+    """Without those of Open MPI, which somebody else's job may make or remove meanwhile."""
+    return [name for name in os.listdir("/dev/shm") if not name.startswith("vader_segment.")]
+
+
+before = shared_files()
 LATE = 0.1 + 0.4  # the issue's 100 ms, and what a busy machine, HTTP and this test take
 fail_in_the_middle("processes", 2, kill_a_process, "the process of rank 1 has ended", LATE, by_itself=True)
 fail_in_the_middle("processes", 4, kill_a_process, "the process of rank", LATE)
 fail_in_the_middle("processes", 3, stop_a_process, "gave no sign of life for 1000 ms", BUDGET + LATE)
 fail_in_the_middle("threads", 2, freeze_a_thread, "rank 1 gave no sign of life for 1000 ms", BUDGET + LATE)
 followers_end_with_rank_0()
-same("files in /dev/shm", os.listdir("/dev/shm"), before)
+same("files in /dev/shm", shared_files(), before)
 finish("ranks: killed, stopped and frozen ones are named in time; nothing is left")
