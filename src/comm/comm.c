@@ -1,5 +1,4 @@
 /* comm.c: operations: check what the caller gave, cut it into messages, run the device's kernel. */
-
 #include "base/numerics.h"
 #include "comm.h"
 

@@ -75,7 +75,7 @@ struct weft__comm_channel {
     WEFT__ATOMIC(uint32_t) closed;   /* progress will not change any more */
     uint32_t unused[13];
     struct weft__comm_post post[2];  /* by epoch % 2, readable under INPUT */
-    struct weft__comm_post enqueued; /* by a GPU rank at last, for the text of a mismatch */
+    struct weft__comm_post enqueued; /* what a GPU rank did last, for the text of a mismatch */
     uint32_t epoch;                  /* of the last operation */
     uint32_t pad;
     uint64_t wait_ns;
@@ -237,14 +237,14 @@ static inline uint32_t weft__way_form(uint32_t way) { return way % WEFT__FORMS; 
 
 struct weft__comm_kernels; /* one rank's state of one group */
 
-/* What measuring ways takes. Calls in parentheses come from all ranks at about the same time:
- * they may wait for the whole device, so that no rank may have operations at work then. */
+/* What measuring ways takes. What is marked "together" is called by all ranks at about the same
+ * time, none of which has operations at work then: it may wait for the whole device. */
 struct weft__dev_trial {
     /* Whether a way works between all ranks for `bytes` of BF16. */
     bool (*offers)(const struct weft__comm_kernels *kernels, uint32_t way, enum weft__comm_op op,
                    uint64_t bytes, bool two_shot);
     const char *(*form)(uint32_t way);
-    /* (Zeroed memory that operations take.) */
+    /* Zeroed memory that operations take. Both together. */
     weft_status (*memory_take)(struct weft__comm_kernels *kernels, size_t bytes, void **out,
                                weft_error *err);
     void (*memory_give)(struct weft__comm_kernels *kernels, void *memory);
@@ -254,8 +254,8 @@ struct weft__dev_trial {
                                 size_t bytes, weft_error *err);
     weft_status (*memory_read)(struct weft__comm_kernels *kernels, void *to, const void *from,
                                size_t bytes, weft_error *err);
-    /* What is called from begin to (end) is kept; run does it, waits, and gives the time since mark
-     * was called. (drop), also after a failure. */
+    /* What is called from begin to end is kept; run does it, waits, and gives the time since mark
+     * was called; drop forgets it, also after a failure. End and drop together. */
     weft_status (*begin)(struct weft__comm_kernels *kernels, weft_error *err);
     weft_status (*mark)(struct weft__comm_kernels *kernels, weft_error *err);
     weft_status (*end)(struct weft__comm_kernels *kernels, weft_error *err);

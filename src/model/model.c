@@ -1,5 +1,4 @@
 /* One rank's memory: measured, allocated, released. */
-
 #include "rank.h"
 
 /* Hands out parts of one block; with base NULL it only counts. */

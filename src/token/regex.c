@@ -1,5 +1,4 @@
 /* Regular expressions of tokenizer.json on PCRE2: compiling and iterating over matches. */
-
 #include "tokenizer.h"
 
 enum {

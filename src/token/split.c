@@ -1,5 +1,4 @@
 /* The pre-tokenizer: splits a text into the pieces that byte-pair encoding may not cross. */
-
 #include "tokenizer.h"
 
 void weft__pretokenizer_free(struct weft__pretokenizer *pretokenizer)
