@@ -1,6 +1,6 @@
 /* comm.c: operations: check what the caller gave, cut it into messages, run the device's kernel. */
-#include "base/numerics.h"
 #include "comm.h"
+#include "base/numerics.h"
 
 enum { GEMM_TILE_ROWS = 64 };
 
