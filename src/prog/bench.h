@@ -248,7 +248,7 @@ struct weft__meter { /* a GPU, or a package of the host */
     double limit_w, clock_max_mhz; /* NAN: not said */
 };
 
-struct weft__reading {        /* NAN: not said */
+struct weft__power_reading {  /* NAN: not said */
     double power_w, energy_j; /* energy: since open */
     double busy, memory_busy; /* percent */
     double clock_mhz, temperature_c, pcie_mbs, nvlink_mbs;
@@ -262,7 +262,7 @@ void weft__power_close(struct weft__power *power); /* NULL allowed */
 int weft__power_count(const struct weft__power *power);
 const struct weft__meter *weft__power_meter(const struct weft__power *power, int i);
 const char *weft__power_note(const struct weft__power *power, bool gpu); /* why none; "" */
-void weft__power_read(struct weft__power *power, int i, struct weft__reading *out);
+void weft__power_read(struct weft__power *power, int i, struct weft__power_reading *out);
 
 /* ---- verdict: one decision for every source (bench_verdict.c) ---- */
 
@@ -359,7 +359,7 @@ struct weft__progress {
 
 struct weft__point {
     double at_s;
-    struct weft__reading reading[WEFT__METERS_MAX];
+    struct weft__power_reading reading[WEFT__METERS_MAX];
 };
 
 struct weft__watched { /* about a meter */

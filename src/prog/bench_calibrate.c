@@ -83,7 +83,7 @@ static void *job_main(void *arg)
 static void read_through(struct weft__power *power, int meter, double settle, double seconds,
                          struct weft__evidence *out)
 {
-    struct weft__reading r;
+    struct weft__power_reading r;
     uint64_t begin = weft__now_ns(), due = begin, measured = begin + (uint64_t)(settle * 1e9);
     uint64_t end = measured + (uint64_t)(seconds * 1e9);
     *out = (struct weft__evidence){.limit_w = weft__power_meter(power, meter)->limit_w};

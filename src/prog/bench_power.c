@@ -164,7 +164,7 @@ static double field_value(const nvmlFieldValue *f)
 
 /* Counters of the links, and the power of now where the card tells it from the last second's. */
 static void read_fields(const struct nvml *nvml, struct meter *m, double seconds,
-                        struct weft__reading *out)
+                        struct weft__power_reading *out)
 {
     nvmlFieldValue f[] = {{.field = NVML_FI_POWER_INSTANT},
                           {.field = NVML_FI_PCIE_BYTES_TX},
@@ -181,7 +181,7 @@ static void read_fields(const struct nvml *nvml, struct meter *m, double seconds
 }
 
 static void read_gpu(const struct nvml *nvml, struct meter *m, double seconds,
-                     struct weft__reading *out)
+                     struct weft__power_reading *out)
 {
     unsigned value, back;
     uint64_t wide;
@@ -263,7 +263,7 @@ static void open_packages(struct weft__power *power, const char *powercap)
         (void)snprintf(note, room, "no package under %.150s (RAPL is absent here)", powercap);
 }
 
-static void read_package(struct meter *m, double seconds, struct weft__reading *out)
+static void read_package(struct meter *m, double seconds, struct weft__power_reading *out)
 {
     double joules = grown(&m->energy, read_number(m->path, "energy_uj"), m->range_uj) / 1e6;
     out->power_w = joules / seconds;
@@ -319,18 +319,18 @@ const char *weft__power_note(const struct weft__power *power, bool gpu)
     return power->note[gpu ? 0 : 1];
 }
 
-void weft__power_read(struct weft__power *power, int i, struct weft__reading *out)
+void weft__power_read(struct weft__power *power, int i, struct weft__power_reading *out)
 {
     struct meter *m = &power->meter[i];
     uint64_t now = weft__now_ns();
     double seconds = fmax((double)(now - m->at_ns) / 1e9, 1e-6);
-    *out = (struct weft__reading){.power_w = NAN,
-                                  .busy = NAN,
-                                  .memory_busy = NAN,
-                                  .clock_mhz = NAN,
-                                  .temperature_c = NAN,
-                                  .pcie_mbs = NAN,
-                                  .nvlink_mbs = NAN};
+    *out = (struct weft__power_reading){.power_w = NAN,
+                                        .busy = NAN,
+                                        .memory_busy = NAN,
+                                        .clock_mhz = NAN,
+                                        .temperature_c = NAN,
+                                        .pcie_mbs = NAN,
+                                        .nvlink_mbs = NAN};
     m->at_ns = now;
     if (m->about.gpu)
         read_gpu(&power->nvml, m, seconds, out);

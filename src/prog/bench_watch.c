@@ -168,7 +168,7 @@ static void ask(struct weft__watch *w, long timeout_ms)
 
 /* ---- meters ---- */
 
-static void take_reading(struct weft__watched *m, const struct weft__reading *r)
+static void take_reading(struct weft__watched *m, const struct weft__power_reading *r)
 {
     weft__mean_add(&m->busy, r->busy);
     weft__mean_add(&m->memory, r->memory_busy);

@@ -21,7 +21,7 @@ struct weft__token_text weft__token_bytes(const struct weft__tokenizer *tok, int
     const struct weft__added_token *added = added_token(tok, id);
     if (added != NULL)
         return (struct weft__token_text){tok->added.text.data + added->content, added->content_len};
-    const struct weft__entry *entry = &tok->vocab.entries[id];
+    const struct weft__vocab_entry *entry = &tok->vocab.entries[id];
     if (!entry->used) return (struct weft__token_text){0};
     return (struct weft__token_text){tok->vocab.text.data + entry->offset, entry->len};
 }

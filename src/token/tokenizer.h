@@ -105,7 +105,7 @@ WEFT_CHECKED weft_status weft__regex_next(const struct weft__regex *regex,
 
 /* ---- vocab.c: the byte-pair model ---- */
 
-struct weft__entry {
+struct weft__vocab_entry {
     uint32_t offset; /* of its bytes in the vocabulary's text */
     uint32_t len : 28;
     uint32_t used : 1;  /* the vocabulary has this id */
@@ -120,8 +120,8 @@ struct weft__merge {
 
 struct weft__vocab {
     struct weft__buf text;
-    struct weft__entry *entries; /* [entries_cap] by id */
-    size_t size;                 /* largest id + 1, added tokens included */
+    struct weft__vocab_entry *entries; /* [entries_cap] by id */
+    size_t size;                       /* largest id + 1, added tokens included */
     size_t entries_cap;
     size_t count;    /* entries in use by the vocabulary */
     uint32_t *slots; /* [slot_mask + 1] id + 1, or 0; hash of text */

@@ -16,7 +16,7 @@ weft_status weft__vocab_grow(struct weft__vocab *vocab, size_t size, weft_error 
     if (size > vocab->entries_cap) {
         size_t cap = vocab->entries_cap < 1024 ? 1024 : vocab->entries_cap;
         while (cap < size) cap *= 2;
-        struct weft__entry *entries = realloc(vocab->entries, cap * sizeof *entries);
+        struct weft__vocab_entry *entries = realloc(vocab->entries, cap * sizeof *entries);
         if (entries == NULL) return weft__fail_oom(err, cap * sizeof *entries, "a vocabulary");
         memset(entries + vocab->entries_cap, 0, (cap - vocab->entries_cap) * sizeof *entries);
         vocab->entries = entries;
@@ -47,16 +47,16 @@ weft_status weft__vocab_add(struct weft__vocab *vocab, struct weft__json_text co
                           name, (long long)id, content.len, WEFT__MAX_TOKEN);
     weft_status status = weft__vocab_grow(vocab, (size_t)id + 1, err);
     if (status != WEFT_OK) return status;
-    struct weft__entry *entry = &vocab->entries[id];
+    struct weft__vocab_entry *entry = &vocab->entries[id];
     if (entry->used)
         return weft__fail(err, WEFT_FORMAT, "%s: two tokens of the vocabulary have id %lld", name,
                           (long long)id);
     bool raw;
     struct weft__json_text text = stored_form(content, mapped, &raw);
-    *entry = (struct weft__entry){.offset = (uint32_t)vocab->text.len,
-                                  .len = (uint32_t)text.len & 0xfffffffu,
-                                  .used = 1,
-                                  .raw = raw};
+    *entry = (struct weft__vocab_entry){.offset = (uint32_t)vocab->text.len,
+                                        .len = (uint32_t)text.len & 0xfffffffu,
+                                        .used = 1,
+                                        .raw = raw};
     weft__buf_append(&vocab->text, text.data, text.len);
     if (vocab->text.failed || mapped->failed)
         return weft__fail_oom(err, vocab->text.len + text.len, "a vocabulary");
@@ -74,7 +74,7 @@ static uint32_t *slot_of(const struct weft__vocab *vocab, const char *bytes, siz
 {
     size_t i = first_slot(vocab, bytes, len, raw);
     while (vocab->slots[i] != 0) {
-        const struct weft__entry *entry = &vocab->entries[vocab->slots[i] - 1];
+        const struct weft__vocab_entry *entry = &vocab->entries[vocab->slots[i] - 1];
         if (entry->len == len && entry->raw == raw &&
             (len == 0 || memcmp(vocab->text.data + entry->offset, bytes, len) == 0))
             break;
@@ -99,7 +99,7 @@ weft_status weft__vocab_index(struct weft__vocab *vocab, const char *name, weft_
         return weft__fail_oom(err, size * sizeof *vocab->slots, "a vocabulary's table");
     vocab->slot_mask = size - 1;
     for (size_t id = 0; id < vocab->size; id++) {
-        const struct weft__entry *entry = &vocab->entries[id];
+        const struct weft__vocab_entry *entry = &vocab->entries[id];
         if (!entry->used) continue;
         uint32_t *slot = slot_of(vocab, vocab->text.data + entry->offset, entry->len, entry->raw);
         if (*slot != 0)
