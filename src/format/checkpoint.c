@@ -1,5 +1,6 @@
 /* Checkpoints: a directory's safetensors files mapped read-only, their tensors found by name. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,7 @@ struct weft__checkpoint {
     struct weft__names names;
     struct weft__entry *entry; /* [names.count] */
     uint32_t *order;           /* [names.count] */
+    atomic_bool *found;        /* [names.count] */
 };
 
 /* ---- opening ---- */
@@ -267,7 +269,8 @@ weft_status weft__checkpoint_open(const char *path, struct weft__checkpoint **ou
     if (status != WEFT_OK) goto close_checkpoint;
     size_t bytes = c->names.count * sizeof *c->order;
     c->order = malloc(bytes + 1);
-    if (c->order == NULL) {
+    c->found = calloc(c->names.count + 1, sizeof *c->found);
+    if (c->order == NULL || c->found == NULL) {
         status = weft__fail_oom(err, bytes, "tensor order");
         goto close_checkpoint;
     }
@@ -293,6 +296,7 @@ void weft__checkpoint_close(struct weft__checkpoint *c)
     free(c->text);
     free(c->entry);
     free(c->order);
+    free(c->found);
     weft__arena_free(&c->arena);
     free(c);
 }
@@ -329,8 +333,15 @@ bool weft__checkpoint_find(const struct weft__checkpoint *c, const char *name,
                            struct weft__tensor *out)
 {
     int64_t i = weft__names_find(&c->names, name);
-    if (i >= 0) *out = view(c, i);
-    return i >= 0;
+    if (i < 0) return false;
+    atomic_store_explicit(&c->found[i], true, memory_order_relaxed);
+    *out = view(c, i);
+    return true;
+}
+
+bool weft__checkpoint_found(const struct weft__checkpoint *c, int64_t i)
+{
+    return atomic_load_explicit(&c->found[c->order[i]], memory_order_relaxed);
 }
 
 char *weft__shape_text(int dims, const int64_t *shape, char text[WEFT__SHAPE_TEXT])

@@ -1,8 +1,8 @@
 /* format.h: files of untrusted bytes become checked views: safetensors checkpoints, the linears in
  * them whatever their quantisation, and JSON configuration.
  *
- * Everything here is read-only after opening and may be used by many threads at once. Views borrow
- * from the checkpoint and stay valid until it is closed.
+ * Everything here is read-only after opening, but for which tensors have been found, and may be
+ * used by many threads at once. Views borrow from the checkpoint and stay valid until it is closed.
  *
  * A file that another process truncates while it is mapped raises SIGBUS on access, as for every
  * mapped program; models are replaced by renaming, never in place. Headers are read with pread and
@@ -56,6 +56,8 @@ struct weft__tensor weft__checkpoint_at(const struct weft__checkpoint *checkpoin
 /* The tensor of that name, or false. */
 bool weft__checkpoint_find(const struct weft__checkpoint *checkpoint, const char *name,
                            struct weft__tensor *out);
+/* Whether anybody has found tensor i by its name. */
+bool weft__checkpoint_found(const struct weft__checkpoint *checkpoint, int64_t i);
 
 /* The tensor of that name with that shape (-1: any size). NOT_FOUND when absent, FORMAT with both
  * shapes when they differ, UNSUPPORTED when its type is unknown. */

@@ -142,6 +142,12 @@ struct weft__shard weft__shard_of(const struct weft__arch *arch, int64_t head_un
  * nor counted. */
 bool weft__tensor_used(const struct weft__arch *arch, const struct weft__tensor *tensor);
 
+/* After weft__weights_load by any rank: how many tensors it had no use for, without those which
+ * real checkpoints are known to hold beyond the model. If there are any, note says so and names
+ * one. */
+int64_t weft__weights_unread(const struct weft__checkpoint *checkpoint,
+                             const struct weft__arch *arch, weft_error *note);
+
 /* ---- one rank's model, ready to run ---- */
 
 struct weft__model; /* weights, KV cache, work space of one rank */

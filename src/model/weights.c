@@ -416,3 +416,50 @@ bool weft__tensor_used(const struct weft__arch *arch, const struct weft__tensor 
     if (strncmp(tensor->name, "mtp.", 4) == 0) return false;
     return sscanf(tensor->name, "model.layers.%9lld.", &layer) != 1 || layer < arch->layers;
 }
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t len = strlen(text), end_len = strlen(end);
+    return len >= end_len && strcmp(text + len - end_len, end) == 0;
+}
+
+/* Of multi-token prediction, whose layers follow the model's and begin with a norm of their own; of
+ * an indexer in a layer that uses another layer's; scales of quantised KV caches; a table of
+ * frequencies; a copy of the tied embedding. */
+static bool known_unread(const struct weft__checkpoint *checkpoint, const struct weft__arch *arch,
+                         const char *name)
+{
+    static const char *const ends[] = {".k_scale", ".v_scale", ".kv_scale", ".rotary_emb.inv_freq"};
+    long long layer;
+    for (size_t i = 0; i < WEFT__COUNT(ends); i++)
+        if (ends_with(name, ends[i])) return true;
+    if (strncmp(name, "mtp.", 4) == 0) return true;
+    if (arch->tied && strcmp(name, "lm_head.weight") == 0) return true;
+    if (sscanf(name, "model.layers.%9lld.", &layer) != 1 || layer < 0) return false;
+    if (layer < arch->layers)
+        return arch->index_top > 0 && !arch->index_full[layer] &&
+               strstr(name, ".self_attn.indexer.") != NULL;
+    char norm[NAME_MAX_BYTES];
+    struct weft__tensor tensor;
+    (void)snprintf(norm, sizeof norm, "model.layers.%lld.enorm.weight", layer);
+    return weft__checkpoint_find(checkpoint, norm, &tensor);
+}
+
+int64_t weft__weights_unread(const struct weft__checkpoint *checkpoint,
+                             const struct weft__arch *arch, weft_error *note)
+{
+    int64_t count = 0;
+    const char *one = NULL;
+    for (int64_t i = 0; i < weft__checkpoint_count(checkpoint); i++) {
+        const char *name = weft__checkpoint_at(checkpoint, i).name;
+        if (weft__checkpoint_found(checkpoint, i) || known_unread(checkpoint, arch, name)) continue;
+        if (count++ == 0) one = name;
+    }
+    if (count > 0)
+        (void)weft__fail(
+            note, WEFT_FORMAT,
+            "%s: the model has no use for %lld of the tensors, such as '%.160s'; check "
+            "that config.json belongs to these weights",
+            weft__checkpoint_path(checkpoint), (long long)count, one);
+    return count;
+}

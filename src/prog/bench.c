@@ -424,8 +424,10 @@ static weft_status open_engine(struct bench *b, weft_error *err)
     options.max_running = weft__min(most, o->prompts);
     options.max_queue = WEFT__BENCH_MAX_ACTIVE; /* none is refused */
     WEFT__TRY(weft_engine_open(o->dir, &options, &o->engine, err));
-    b->tok = weft__engine_view(o->engine)->tokenizer;
-    if (b->tok == NULL && o->vocab == 0) o->vocab = weft__engine_view(o->engine)->arch->vocab;
+    const struct weft__engine_view *view = weft__engine_view(o->engine);
+    weft__warn_unread(view->checkpoint, view->arch);
+    b->tok = view->tokenizer;
+    if (b->tok == NULL && o->vocab == 0) o->vocab = view->arch->vocab;
     if (o->model == NULL) o->model = o->dir;
     return WEFT_OK;
 }

@@ -105,6 +105,9 @@ static weft_status print_text(const struct info *info, const char *dir, weft_err
         (void)printf("tp %-12d %11.1f %16llu %10.1f\n", size, weft__mib(m.weights),
                      (unsigned long long)m.kv_token, weft__mib(m.work));
     }
+    weft_error note;
+    if (weft__weights_unread(info->checkpoint, a, &note) > 0)
+        (void)printf("\nunread     %s\n", note.text);
     return WEFT_OK;
 }
 
@@ -126,13 +129,14 @@ static weft_status print_json(const struct info *info, weft_error *err)
                                                          "kv_bytes_token", (json_int_t)m.kv_token,
                                                          "work_bytes", (json_int_t)m.work));
     }
-    json_t *root =
-        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:I, s:I, s:o, s:o}", "family",
-                  a->family->model_type, "layers", (json_int_t)a->layers, "hidden",
-                  (json_int_t)a->hidden, "heads", (json_int_t)a->heads, "kv_heads",
-                  (json_int_t)a->kv_heads, "vocab", (json_int_t)a->vocab, "tied", (int)a->tied,
-                  "context", (json_int_t)a->context, "experts", (json_int_t)a->experts, "bytes",
-                  (json_int_t)info->bytes, "bytes_by_type", types, "largest_rank", ranks);
+    json_int_t unread = weft__weights_unread(info->checkpoint, a, NULL);
+    json_t *root = json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:I, s:I, s:I, s:o, s:o}", "family",
+        a->family->model_type, "layers", (json_int_t)a->layers, "hidden", (json_int_t)a->hidden,
+        "heads", (json_int_t)a->heads, "kv_heads", (json_int_t)a->kv_heads, "vocab",
+        (json_int_t)a->vocab, "tied", (int)a->tied, "context", (json_int_t)a->context, "experts",
+        (json_int_t)a->experts, "bytes", (json_int_t)info->bytes, "unread_tensors", unread,
+        "bytes_by_type", types, "largest_rank", ranks);
     if (root == NULL) return weft__fail(err, WEFT_NO_MEMORY, "out of memory for the output");
     if (status == WEFT_OK) {
         (void)json_dumpf(root, stdout, JSON_INDENT(2));
@@ -155,7 +159,8 @@ int weft__cmd_info(int argc, char **argv)
     struct weft__command_line line = {
         .command = "info",
         .synopsis = "MODEL",
-        .about = "Family, shapes, bytes by type, and the memory of the largest rank.",
+        .about =
+            "Family, shapes, bytes by type, the memory of the largest rank, tensors without a use.",
         .options = options,
         .arguments_min = 1,
         .arguments_max = 1,

@@ -26,6 +26,13 @@ int weft__usage(const char *command, const char *format, ...)
     return WEFT__EXIT_USAGE;
 }
 
+void weft__warn_unread(const struct weft__checkpoint *checkpoint, const struct weft__arch *arch)
+{
+    weft_error note;
+    if (weft__weights_unread(checkpoint, arch, &note) > 0)
+        (void)fprintf(stderr, "weft: warning: %s\n", note.text);
+}
+
 static void print_help(const struct weft__command_line *line)
 {
     (void)printf("usage: weft %s%s%s [OPTION]...\n\n%s\n\n", line->command,

@@ -187,5 +187,7 @@ bool weft__signals_came(void);
 int weft__report(const char *command, const weft_error *err);
 /* The same for wrong usage, with a pointer to the help; returns WEFT__EXIT_USAGE. */
 int weft__usage(const char *command, const char *format, ...) WEFT__PRINTF(2, 3);
+/* A line on stderr if a model that is loaded left tensors unread. */
+void weft__warn_unread(const struct weft__checkpoint *checkpoint, const struct weft__arch *arch);
 
 #endif

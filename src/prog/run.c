@@ -383,6 +383,7 @@ static int run_model(struct run *run, const char *dir, const char *prompt)
     if (weft_engine_open(dir, &options, &run->engine, &err) != WEFT_OK)
         return weft__report("run", &err);
     const struct weft__engine_view *view = weft__engine_view(run->engine);
+    weft__warn_unread(view->checkpoint, view->arch);
     if (view->plan->context_reduced)
         (void)fprintf(stderr, "weft run: context limited to %lld tokens by memory\n",
                       (long long)view->plan->context);

@@ -62,6 +62,7 @@ static void say_loaded(const struct serve *serve)
         plan->context_reduced ? " (reduced to fit the memory)" : "",
         tokens / (long long)plan->context, tokens / plan->context == 1 ? "" : "s",
         (long long)plan->max_running, (long long)plan->max_queue, (long long)limits->tokens);
+    weft__warn_unread(view->checkpoint, view->arch);
     weft_error err;
     if (serve->engine_flags.verbose &&
         weft__print_plan(view->arch, view->checkpoint, plan, &err) != WEFT_OK)

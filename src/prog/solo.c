@@ -38,6 +38,7 @@ weft_status weft__solo_start(struct weft__solo *solo, const weft_engine_options 
     if (verbose) WEFT__TRY(weft__print_plan(&solo->arch, solo->checkpoint, &solo->plan, err));
     WEFT__TRY(
         weft__ranks_open(&solo->arch, solo->checkpoint, &solo->plan.ranks, &solo->ranks, err));
+    weft__warn_unread(solo->checkpoint, &solo->arch);
     return make_batch_space(solo, err);
 }
 

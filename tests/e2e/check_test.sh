@@ -1,6 +1,6 @@
 #!/bin/sh
-# Every golden model and atlas against its reference, at several numbers of ranks; and a reference that
-# was tampered with is noticed. check_test.sh WEFT ROOT
+# Every golden model and atlas against its reference, at several numbers of ranks; a reference that was
+# tampered with is noticed, and weights that config.json leaves without a use. check_test.sh WEFT ROOT
 set -eu
 export LC_ALL=C
 weft=$1 root=$2
@@ -17,6 +17,10 @@ for model in "$root"/tests/golden/models/* "$root/models/atlas"; do
             echo "check: $model fails on $ranks ranks"
             exit 1
         }
+        if grep 'warning' "$scratch/out"; then
+            echo "check: $model has a use for all of its tensors"
+            exit 1
+        fi
         count=$((count + 1))
     done
     cat "$scratch/out"
@@ -45,4 +49,23 @@ if "$weft" check "$scratch/tampered" >"$scratch/out" 2>&1; then
     echo "check: passes a reference that was tampered with"
     exit 1
 fi
+
+# unread FIELD VALUE WORDS: a config.json with less than the weights have: one line says so.
+unread() {
+    rm -rf "$scratch/m"
+    cp -r "$root/tests/golden/models/deepseek_v3" "$scratch/m"
+    sed -i "s/\"$1\": *[0-9]*/\"$1\": $2/" "$scratch/m/config.json"
+    for kind in threads processes; do
+        "$weft" check "$scratch/m" --tp 2 --ranks $kind >/dev/null 2>"$scratch/err" || true
+        if [ "$(grep -c . "$scratch/err")" != 1 ] || ! grep -q "warning: .* no use for $3; .*config.json" "$scratch/err"; then
+            cat "$scratch/err"
+            echo "check: $1 $2: wanted one line with: $3"
+            exit 1
+        fi
+    done
+    "$weft" info "$scratch/m" | grep "^unread .* no use for $3;"
+    "$weft" info "$scratch/m" --json | grep '"unread_tensors": [1-9]'
+}
+unread num_hidden_layers 2 "[1-9][0-9]* of the tensors, such as 'model\.layers\.2\..*'"
+unread n_shared_experts 0 "6 of the tensors, such as 'model\.layers\.[12]\.mlp\.shared_experts\..*'"
 echo "check: $count runs agree with their references; a tampered one does not"
