@@ -123,15 +123,31 @@ static weft_status encode_prompt(const struct weft__engine_view *view, const wef
 
 /* ---- the call ---- */
 
+static weft_status check_counts(const weft_generation *g, weft_error *err)
+{
+    const struct {
+        const char *name;
+        int64_t value;
+    } counts[] = {{"message_count", g->message_count},
+                  {"id_count", g->id_count},
+                  {"max_tokens", g->max_tokens}};
+    for (size_t i = 0; i < WEFT__COUNT(counts); i++)
+        if (counts[i].value < 0)
+            return weft__fail(err, WEFT_INVALID, "%s is %lld, must be 0 or more", counts[i].name,
+                              (long long)counts[i].value);
+    return WEFT_OK;
+}
+
+/* NaN is not negative: it goes on, to be refused with other values out of range. */
 static struct weft__sampling sampling_of(const struct weft__engine_view *view,
                                          const weft_generation *g)
 {
     struct weft__sampling s = view->generation->sampling;
-    if (g->temperature >= 0) s.temperature = (float)g->temperature;
-    if (g->top_p >= 0) s.top_p = (float)g->top_p;
+    if (!(g->temperature < 0)) s.temperature = (float)g->temperature;
+    if (!(g->top_p < 0)) s.top_p = (float)g->top_p;
     if (g->top_k >= 0) s.top_k = (int32_t)weft__min(g->top_k, INT32_MAX);
-    if (g->min_p >= 0) s.min_p = (float)g->min_p;
-    if (g->repetition_penalty >= 0) s.repetition_penalty = (float)g->repetition_penalty;
+    if (!(g->min_p < 0)) s.min_p = (float)g->min_p;
+    if (!(g->repetition_penalty < 0)) s.repetition_penalty = (float)g->repetition_penalty;
     s.seed = g->seed;
     return s;
 }
@@ -179,7 +195,8 @@ weft_status weft_generate(weft_engine *engine, const weft_generation *g, weft_ge
                         .done = PTHREAD_COND_INITIALIZER};
     weft__buf_init(&call.text, MAX_TEXT);
     weft__buf_puts(&call.text, ""); /* so that an empty text is not NULL */
-    weft_status status = g->ids != NULL ? WEFT_OK : encode_prompt(view, g, &ids, err);
+    weft_status status = check_counts(g, err);
+    if (status == WEFT_OK && g->ids == NULL) status = encode_prompt(view, g, &ids, err);
     if (status == WEFT_OK && view->tokenizer == NULL)
         status = weft__fail(err, WEFT_NOT_FOUND, "%s: no tokenizer.json to decode with", view->dir);
     if (status == WEFT_OK) {

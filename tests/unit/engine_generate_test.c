@@ -1,4 +1,5 @@
 /* weft_generate as a program of its own calls it: an answer, and what can't be a prompt. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -183,13 +184,52 @@ static void wrong_messages_are_named(void **state)
     assert_refused(*state, "user", "\xff", "message 2 of 2 is not valid UTF-8");
 }
 
+static void assert_ask_refused(weft_engine *engine, const weft_generation *ask, const char *text)
+{
+    weft_generated answer = {0};
+    weft_error err = {0};
+    assert_int_equal(weft_generate(engine, ask, &answer, &err), WEFT_INVALID);
+    if (strstr(err.text, text) == NULL) fail_msg("%s", err.text);
+}
+
+/* Only negative settings mean the default. */
+static void what_is_no_number_or_count_is_refused(void **state)
+{
+    static const int32_t ids[] = {300, 301, 302};
+    weft_generation ask = WEFT_GENERATION_DEFAULT;
+    ask.ids = ids;
+    ask.id_count = 3;
+    const struct {
+        double *value;
+        const char *name;
+    } settings[] = {{&ask.temperature, "temperature is "},
+                    {&ask.top_p, "top_p is "},
+                    {&ask.min_p, "min_p is "},
+                    {&ask.repetition_penalty, "repetition_penalty is "}};
+    static const double wrong[] = {NAN, -NAN, INFINITY, 1e300, 101};
+    for (size_t i = 0; i < WEFT__COUNT(settings); i++) {
+        for (size_t k = 0; k < WEFT__COUNT(wrong); k++) {
+            *settings[i].value = wrong[k];
+            assert_ask_refused(*state, &ask, settings[i].name);
+        }
+        *settings[i].value = -1;
+    }
+    ask.max_tokens = -1;
+    assert_ask_refused(*state, &ask, "max_tokens is -1, must be 0 or more");
+    ask.max_tokens = 0;
+    ask.id_count = -1;
+    assert_ask_refused(*state, &ask, "id_count is -1, must be 0 or more");
+    const weft_message hello = {.role = "user", .content = "Hello"};
+    ask = (weft_generation)WEFT_GENERATION_DEFAULT;
+    ask.messages = &hello;
+    ask.message_count = -1;
+    assert_ask_refused(*state, &ask, "message_count is -1, must be 0 or more");
+}
+
 static void a_prompt_is_needed(void **state)
 {
     const weft_generation ask = WEFT_GENERATION_DEFAULT;
-    weft_generated answer = {0};
-    weft_error err = {0};
-    assert_int_equal(weft_generate(*state, &ask, &answer, &err), WEFT_INVALID);
-    assert_non_null(strstr(err.text, "messages, text or ids"));
+    assert_ask_refused(*state, &ask, "messages, text or ids");
 }
 
 static void put(const char *dir, const char *name, const char *text)
@@ -315,6 +355,7 @@ int main(void)
         cmocka_unit_test(ids_length_and_seed_are_heeded),
         cmocka_unit_test(half_a_character_is_replaced),
         cmocka_unit_test(wrong_messages_are_named),
+        cmocka_unit_test(what_is_no_number_or_count_is_refused),
         cmocka_unit_test(a_prompt_is_needed),
         cmocka_unit_test(generation_config_is_taken_as_it_is),
         cmocka_unit_test(loading_may_take_long_but_not_hang),
