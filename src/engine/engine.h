@@ -88,6 +88,8 @@ uint64_t weft__group_memory(const char *dir);
 int weft__cpu_count(void);
 int weft__group_cpus(const char *dir); /* INT32_MAX: the control group has no quota */
 int weft__numa_nodes(void);
+/* Where no number of ranks is asked for: one a NUMA node, as far as each gets a CPU. */
+int weft__default_ranks(int nodes, int cpus);
 
 struct weft__plan { /* everything weft_engine_options leaves open, decided */
     struct weft__ranks_options ranks;

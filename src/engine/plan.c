@@ -118,6 +118,11 @@ int weft__numa_nodes(void)
     return last == NULL ? 1 : (int)strtol(last + 1, NULL, 10) + 1;
 }
 
+int weft__default_ranks(int nodes, int cpus)
+{
+    return (int)weft__min(weft__min(nodes, cpus), WEFT__MAX_RANKS);
+}
+
 static weft_status check_options(const weft_engine_options *o, weft_error *err)
 {
     static const int64_t most = INT32_MAX;
@@ -145,7 +150,7 @@ static weft_status choose_ranks(const weft_engine_options *o, struct weft__ranks
                                 weft_error *err)
 {
     int nodes = weft__numa_nodes(), cpus = weft__cpu_count();
-    ranks->size = o->ranks > 0 ? o->ranks : (int)weft__min(nodes, WEFT__MAX_RANKS);
+    ranks->size = o->ranks > 0 ? o->ranks : weft__default_ranks(nodes, cpus);
     ranks->threads = o->threads > 0 ? o->threads : (int)weft__max(cpus / ranks->size, 1);
     /* On one node the kernel places threads better than we would beside other programs. */
     ranks->pinned = nodes > 1 && ranks->size * ranks->threads <= cpus;

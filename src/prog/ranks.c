@@ -43,7 +43,8 @@ static bool start_processes(const char *command, const char *dir, struct weft__e
     (void)snprintf(name, sizeof name, "unix:%d-%llx", (int)parent,
                    (unsigned long long)weft__now_ns());
     flags->rendezvous = name;
-    if (flags->ranks == 0) flags->ranks = weft__min(weft__numa_nodes(), WEFT__MAX_RANKS);
+    if (flags->ranks == 0)
+        flags->ranks = weft__default_ranks(weft__numa_nodes(), weft__cpu_count());
     (void)signal(SIGCHLD, SIG_IGN); /* nobody waits for them */
     for (int rank = 1; rank < flags->ranks; rank++) {
         pid_t pid = fork(); /* before there are threads */

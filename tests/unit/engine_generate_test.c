@@ -347,6 +347,15 @@ static void limits_of_a_control_group_are_read(void **state)
     assert_int_equal(rmdir(dir), 0);
 }
 
+static void each_default_rank_has_a_cpu(void **state)
+{
+    (void)state;
+    assert_int_equal(weft__default_ranks(2, 64), 2);
+    assert_int_equal(weft__default_ranks(4, 3), 3);
+    assert_int_equal(weft__default_ranks(8, 1), 1);
+    assert_int_equal(weft__default_ranks(64, 512), WEFT__MAX_RANKS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -360,6 +369,7 @@ int main(void)
         cmocka_unit_test(generation_config_is_taken_as_it_is),
         cmocka_unit_test(loading_may_take_long_but_not_hang),
         cmocka_unit_test(limits_of_a_control_group_are_read),
+        cmocka_unit_test(each_default_rank_has_a_cpu),
     };
     return cmocka_run_group_tests(tests, open_atlas, close_atlas);
 }
