@@ -25,6 +25,9 @@ struct job {
     float *w, *scale;             /* [TILE_ROWS * TILE_COLS], [TILE_COLS] */
     uint8_t *codes, *block_scale; /* [TILE_ROWS * TILE_COLS], and a sixteenth */
     struct weft__new_dir dir;
+    char path[MAX_PATH]; /* of the file under way */
+    int fd;
+    uint64_t data;           /* where in it the data begins */
     int64_t work, work_done; /* bytes of the source to read, over both passes */
     weft_error *err;
 };
@@ -81,18 +84,21 @@ static weft_status read_tile(struct job *job, const struct weft__tensor *source,
     return progress(job, t->rows * t->cols * size);
 }
 
-/* Writes a tile of a tensor whose rows have row_bytes, of which the tile covers `bytes` from
- * `first` on. */
-static weft_status write_tile(struct job *job, int fd, const char *path, uint64_t at,
-                              const struct tile *t, int64_t row_bytes, int64_t first, int64_t bytes,
-                              const uint8_t *data)
+static weft_status put(struct job *job, uint64_t at, const void *bytes, int64_t count)
 {
+    return weft__pwrite_all(job->fd, job->path, job->data + at, bytes, (size_t)count, job->err);
+}
+
+/* Writes a tile of the tensor at `at`, which has a byte for each `step` of its columns. */
+static weft_status write_tile(struct job *job, uint64_t at, const struct tile *t, int64_t cols,
+                              int64_t step, const uint8_t *tile)
+{
+    int64_t row_bytes = cols / step, first = t->col / step, bytes = t->cols / step;
     bool whole = bytes == row_bytes;
     weft_status status = WEFT_OK;
     for (int64_t row = 0; row < t->rows && status == WEFT_OK; row += whole ? t->rows : 1)
-        status = weft__pwrite_all(fd, path, at + (uint64_t)((t->row + row) * row_bytes + first),
-                                  data + row * bytes, (size_t)(whole ? t->rows * bytes : bytes),
-                                  job->err);
+        status = put(job, at + (uint64_t)((t->row + row) * row_bytes + first), tile + row * bytes,
+                     whole ? t->rows * bytes : bytes);
     return status;
 }
 
@@ -114,28 +120,25 @@ static weft_status find_amax(struct job *job)
     return status;
 }
 
-static weft_status write_nvfp4(struct job *job, const struct weft__quantize_item *item, int fd,
-                               const char *path, uint64_t data, struct weft__quantize_error *sum)
+static weft_status write_nvfp4(struct job *job, const struct weft__quantize_item *item,
+                               struct weft__quantize_error *sum)
 {
     int64_t cols = item->source.shape[1];
     float amax, global = weft__nvfp4_global(job->amax[item->group]);
-    weft_status status =
-        weft__pwrite_all(fd, path, data + item->offset[2], &global, sizeof global, job->err);
+    weft_status status = put(job, item->offset[2], &global, sizeof global);
     for (struct tile t = {0}; status == WEFT_OK && next_tile(&t, item->source.shape[0], cols);) {
         status = read_tile(job, &item->source, &t, &amax);
         if (status != WEFT_OK) break;
         weft__quantize_nvfp4(job->w, t.rows, t.cols, global, job->codes, job->block_scale, sum);
-        status = write_tile(job, fd, path, data + item->offset[0], &t, cols / 2, t.col / 2,
-                            t.cols / 2, job->codes);
+        status = write_tile(job, item->offset[0], &t, cols, 2, job->codes);
         if (status == WEFT_OK)
-            status = write_tile(job, fd, path, data + item->offset[1], &t, cols / 16, t.col / 16,
-                                t.cols / 16, job->block_scale);
+            status = write_tile(job, item->offset[1], &t, cols, 16, job->block_scale);
     }
     return status;
 }
 
-static weft_status write_fp8(struct job *job, const struct weft__quantize_item *item, int fd,
-                             const char *path, uint64_t data, struct weft__quantize_error *sum)
+static weft_status write_fp8(struct job *job, const struct weft__quantize_item *item,
+                             struct weft__quantize_error *sum)
 {
     int64_t cols = item->source.shape[1], across = weft__ceil_div(cols, 128);
     float amax;
@@ -144,27 +147,22 @@ static weft_status write_fp8(struct job *job, const struct weft__quantize_item *
         status = read_tile(job, &item->source, &t, &amax);
         if (status != WEFT_OK) break;
         weft__quantize_fp8(job->w, t.rows, t.cols, job->codes, job->scale, sum);
-        status =
-            write_tile(job, fd, path, data + item->offset[0], &t, cols, t.col, t.cols, job->codes);
+        status = write_tile(job, item->offset[0], &t, cols, 1, job->codes);
         uint64_t at = (uint64_t)((t.row / 128 * across + t.col / 128) * 4);
         if (status == WEFT_OK)
-            status = weft__pwrite_all(fd, path, data + item->offset[1] + at, job->scale,
-                                      (size_t)weft__ceil_div(t.cols, 128) * 4, job->err);
+            status = put(job, item->offset[1] + at, job->scale, weft__ceil_div(t.cols, 128) * 4);
     }
     return status;
 }
 
-static weft_status write_copy(struct job *job, const struct weft__quantize_item *item, int fd,
-                              const char *path, uint64_t data)
+static weft_status write_copy(struct job *job, const struct weft__quantize_item *item)
 {
     weft_status status = WEFT_OK;
     int64_t chunk = TILE_ROWS * TILE_COLS, total = item->source.bytes;
     for (int64_t at = 0; at < total && status == WEFT_OK; at += chunk) {
         int64_t bytes = weft__min(chunk, total - at);
         status = weft__tensor_read(&item->source, at, bytes, job->codes, job->err);
-        if (status == WEFT_OK)
-            status = weft__pwrite_all(fd, path, data + item->offset[0] + (uint64_t)at, job->codes,
-                                      (size_t)bytes, job->err);
+        if (status == WEFT_OK) status = put(job, item->offset[0] + (uint64_t)at, job->codes, bytes);
         if (status == WEFT_OK) status = progress(job, bytes);
     }
     return status;
@@ -229,7 +227,7 @@ static void lay_out(struct job *job, uint32_t f, struct weft__buf *buf, uint64_t
     *data_bytes = at;
 }
 
-static weft_status write_items(struct job *job, uint32_t f, int fd, const char *path, uint64_t data)
+static weft_status write_items(struct job *job, uint32_t f)
 {
     weft_status status = WEFT_OK;
     for (uint32_t i = 0; i < job->plan.items && status == WEFT_OK; i++) {
@@ -237,13 +235,12 @@ static weft_status write_items(struct job *job, uint32_t f, int fd, const char *
         struct weft__quantize_error error = {0};
         if (item->file != f) continue;
         if (!item->quantise) {
-            status = write_copy(job, item, fd, path, data);
+            status = write_copy(job, item);
             job->totals->kept++;
             continue;
         }
-        status = job->options->to == WEFT__LINEAR_NVFP4
-                     ? write_nvfp4(job, item, fd, path, data, &error)
-                     : write_fp8(job, item, fd, path, data, &error);
+        status = job->options->to == WEFT__LINEAR_NVFP4 ? write_nvfp4(job, item, &error)
+                                                        : write_fp8(job, item, &error);
         if (status == WEFT_OK) count_linear(job, item, &error);
     }
     return status;
@@ -251,30 +248,30 @@ static weft_status write_items(struct job *job, uint32_t f, int fd, const char *
 
 static weft_status write_file(struct job *job, uint32_t f)
 {
-    char path[MAX_PATH];
     struct weft__buf header;
-    uint64_t data_bytes, data;
+    uint64_t data_bytes;
     uint8_t prefix[8];
-    if (snprintf(path, sizeof path, "%s/%s", job->dir.partial, job->plan.file.name[f]) >= MAX_PATH)
+    if (snprintf(job->path, sizeof job->path, "%s/%s", job->dir.partial, job->plan.file.name[f]) >=
+        MAX_PATH)
         return weft__fail(job->err, WEFT_TOO_LONG, "%.200s: the path is too long",
                           job->dir.partial);
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0) return weft__fail(job->err, WEFT_IO, "%s: %s", path, strerror(errno));
+    job->fd = open(job->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (job->fd < 0) return weft__fail(job->err, WEFT_IO, "%s: %s", job->path, strerror(errno));
+    job->data = 0;
     weft__buf_init(&header, WEFT__MAX_HEADER);
     lay_out(job, f, &header, &data_bytes);
     weft_status status = WEFT_OK;
-    if (header.failed) status = weft__fail_oom(job->err, header.len, path);
+    if (header.failed) status = weft__fail_oom(job->err, header.len, job->path);
     for (int i = 0; i < 8; i++) prefix[i] = (uint8_t)(header.len >> 8 * i);
-    data = sizeof prefix + header.len;
-    if (status == WEFT_OK) status = weft__pwrite_all(fd, path, 0, prefix, sizeof prefix, job->err);
-    if (status == WEFT_OK)
-        status = weft__pwrite_all(fd, path, sizeof prefix, header.data, header.len, job->err);
-    if (status == WEFT_OK) status = write_items(job, f, fd, path, data);
-    if (status == WEFT_OK && fsync(fd) != 0)
-        status = weft__fail(job->err, WEFT_IO, "%s: %s", path, strerror(errno));
-    (void)close(fd);
+    if (status == WEFT_OK) status = put(job, 0, prefix, sizeof prefix);
+    if (status == WEFT_OK) status = put(job, sizeof prefix, header.data, (int64_t)header.len);
+    job->data = sizeof prefix + header.len;
+    if (status == WEFT_OK) status = write_items(job, f);
+    if (status == WEFT_OK && fsync(job->fd) != 0)
+        status = weft__fail(job->err, WEFT_IO, "%s: %s", job->path, strerror(errno));
+    (void)close(job->fd);
     weft__buf_free(&header);
-    job->totals->bytes += (int64_t)(data + data_bytes);
+    job->totals->bytes += (int64_t)(job->data + data_bytes);
     return status;
 }
 
