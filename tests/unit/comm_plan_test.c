@@ -3,7 +3,7 @@
  * cannot measure fails all. */
 #include "comm_ranks.h"
 
-enum { P = 3, WAYS = 1024, WIDTH = 512, LONG_MS = 60000 };
+enum { P = 3, WAYS = 1024, WIDTH = 512, LONG_MS = 60000, LONG_ROWS = 200 };
 enum { FAST = WEFT__FORMS * 1 + 1, SLOW = WEFT__FORMS * 2 + 1 };
 enum { PLACED = WEFT__FORMS * 2 + WEFT__FORM_PLACED }; /* the fastest */
 
@@ -139,7 +139,9 @@ static const struct weft__dev_comm fake = {.name = "fake",
 struct seen {
     int count[P], runs[P];
     uint32_t way[P], heap_way[P], twin_way[P]; /* x in the heap; and y the same */
-    bool two_shot[P];
+    uint32_t long_way[P];                      /* of a size that was not measured */
+    bool two_shot[P], group_two_shot[P];
+    uint64_t operations[P]; /* counted before the first */
     weft_comm_way ways[P][WAYS];
 };
 
@@ -147,6 +149,9 @@ static weft_status look(weft_comm *comm, int rank, void *arg, weft_error *err)
 {
     struct seen *seen = arg;
     float x[WIDTH], y[WIDTH];
+    weft_comm_stats stats;
+    weft_comm_get_stats(comm, &stats);
+    seen->operations[rank] = stats.operations;
     seen->runs[rank] = mine.runs;
     seen->count[rank] = weft_comm_plan(comm, seen->ways[rank], WAYS);
     for (int i = 0; i < WIDTH; i++) x[i] = (float)(i + rank);
@@ -165,6 +170,16 @@ static weft_status look(weft_comm *comm, int rank, void *arg, weft_error *err)
     op.y = heap;
     WEFT__TRY(weft_comm_allreduce(comm, &op, err));
     seen->twin_way[rank] = mine.way;
+    static const float zeros[LONG_ROWS * WIDTH];
+    static _Thread_local float sums[LONG_ROWS * WIDTH];
+    op = (weft_reduce){
+        .tokens = LONG_ROWS, .hidden = WIDTH, .dtype = WEFT_F32, .x = zeros, .y = sums};
+    WEFT__TRY(weft_comm_allreduce(comm, &op, err));
+    seen->long_way[rank] = mine.way;
+    weft_comm *group;
+    WEFT__TRY(weft_comm_split(comm, rank == 0, rank, &group, err));
+    WEFT__TRY(weft_comm_allreduce(group, &op, err));
+    seen->group_two_shot[rank] = mine.two_shot;
     return WEFT_OK;
 }
 
@@ -172,7 +187,7 @@ static weft_world *fake_world(weft_algorithm algorithm, int plan_ms)
 {
     weft_world *world = world_of((weft_world_options){.size = P,
                                                       .message_bytes = WEFT_COMM_MESSAGE_MIN,
-                                                      .heap_bytes = 4096,
+                                                      .heap_bytes = 8 << 20,
                                                       .timeout_ms = 20000,
                                                       .algorithm = algorithm},
                                  (struct weft__tuning){.plan_ms = plan_ms});
@@ -207,6 +222,9 @@ static void slowest_rank_decides(void **state)
         assert_int_equal(seen.way[r], FAST);
         assert_int_equal(seen.heap_way[r], PLACED);
         assert_int_equal(seen.twin_way[r], FAST);
+        assert_int_equal(seen.long_way[r], FAST);
+        assert_int_equal(seen.group_two_shot[r], r != 0); /* as unmeasured; rank 0 is alone */
+        assert_int_equal(seen.operations[r], 0);
         assert_false(seen.two_shot[r]); /* unmeasured it would be */
         assert_int_equal(seen.count[r], seen.count[0]);
         for (int i = 0; i < seen.count[0]; i++) {
