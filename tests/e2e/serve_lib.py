@@ -78,7 +78,7 @@ class Server:
         if status != self.exit_status:
             print(self.log()[-3000:])
 
-    def request(self, method, path, body=None, headers=None, timeout=60):
+    def request(self, method, path, body=None, headers=None, timeout=300):
         """Returns status, headers, bytes."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         with contextlib.closing(connection):
