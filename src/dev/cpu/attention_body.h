@@ -268,6 +268,8 @@ static void index_score(const struct weft__op_index_select *op, const struct wef
 
     f32x8 a = {0}, b = {0};
     struct query query[TOKENS];
+    /* Scores past `count` are computed with, too. */
+    for (int t = 0; t < TOKENS; t++) memset(query[t].p, 0, sizeof query[t].p);
     for (int64_t h = 0, n; h < op->heads; h += n) {
         n = next_three(op->heads - h);
         for (int64_t t = 0; t < n; t++)
