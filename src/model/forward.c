@@ -58,13 +58,6 @@ static void linear(struct weft__model *m, const struct weft__matrix *w, const fl
     linears(m, w, 1, (struct rows){x, w->cols, tokens}, y);
 }
 
-static void rms_norm(struct weft__model *m, const float *x, int64_t stride, int64_t tokens,
-                     int64_t heads, int64_t dim, const float *weight, float eps, float *y)
-{
-    RUN(m, norm, .x = x, .x_stride = stride, .x_head_stride = dim, .tokens = tokens, .heads = heads,
-        .dim = dim, .weight = weight, .eps = eps, .y = y, .y_stride = stride, .y_head_stride = dim);
-}
-
 /* Rotates the part of each head that starts at x. */
 static void rope(struct weft__model *m, float *x, int64_t stride, int64_t head_stride,
                  int64_t tokens, int64_t heads, bool interleaved)
@@ -88,8 +81,12 @@ static void attention_gqa(struct weft__model *m, int64_t layer, const struct wef
 
     linears(m, &l->q, 3, (struct rows){w->hidden, a->hidden, t}, w->q);
     if (a->qk_norm) {
-        rms_norm(m, w->q, all, t, h, hd, l->q_norm, a->norm_eps, w->q);
-        rms_norm(m, k, all, t, g, hd, l->k_norm, a->norm_eps, k);
+        RUN(m, norm, .x = w->q, .x_stride = all, .x_head_stride = hd, .tokens = t, .heads = h,
+            .dim = hd, .weight = l->q_norm, .eps = a->norm_eps, .y = w->q, .y_stride = all,
+            .y_head_stride = hd);
+        RUN(m, norm, .x = k, .x_stride = all, .x_head_stride = hd, .tokens = t, .heads = g,
+            .dim = hd, .weight = l->k_norm, .eps = a->norm_eps, .y = k, .y_stride = all,
+            .y_head_stride = hd);
     }
     rope(m, w->q, all, hd, t, h + g, a->rope.interleaved); /* queries and keys */
     RUN(m, kv_store, .x = k, .x_stride = all, .tokens = t, .width = row, .slot = batch->slot,
@@ -238,8 +235,9 @@ static void attention_mla(struct weft__model *m, int64_t layer, const struct wef
 
     if (a->q_lora > 0) {
         linear(m, &l->q_a, w->hidden, t, w->q_latent);
-        rms_norm(m, w->q_latent, a->q_lora, t, 1, a->q_lora, l->q_a_norm, a->latent_eps,
-                 w->q_latent);
+        RUN(m, norm, .x = w->q_latent, .x_stride = a->q_lora, .tokens = t, .heads = 1,
+            .dim = a->q_lora, .weight = l->q_a_norm, .eps = a->latent_eps, .y = w->q_latent,
+            .y_stride = a->q_lora);
     }
     linear(m, &l->q_b, a->q_lora > 0 ? w->q_latent : w->hidden, t, w->q);
     rope(m, w->q + a->nope_dim, h * key, key, t, h, a->rope.interleaved);
@@ -409,8 +407,9 @@ weft_status weft__model_forward(struct weft__model *m, const struct weft__batch 
         .cosine = w->cosine, .sine = w->sine);
     RUN(m, embed, .table = &m->weights.embed, .token = batch->token, .tokens = batch->tokens,
         .y = w->residual);
-    rms_norm(m, w->residual, a->hidden, batch->tokens, 1, a->hidden, layer[0].input_norm,
-             a->norm_eps, w->hidden);
+    RUN(m, norm, .x = w->residual, .x_stride = a->hidden, .tokens = batch->tokens, .heads = 1,
+        .dim = a->hidden, .weight = layer[0].input_norm, .eps = a->norm_eps, .y = w->hidden,
+        .y_stride = a->hidden);
     for (int64_t i = 0; i < a->layers; i++) {
         const float *next = i + 1 < a->layers ? layer[i + 1].input_norm : m->weights.final_norm;
         WEFT__TRY(attention_block(m, i, batch, err));
