@@ -16,7 +16,7 @@ typedef struct weft_engine weft_engine;
 
 /* Zeroed fields mean the default. */
 typedef struct weft_engine_options {
-    int ranks;           /* tensor parallel, 1 to 16; default: one a NUMA node with a CPU */
+    int ranks;           /* tensor parallel, 1 to 16; default: one a NUMA node, at most one a CPU */
     int threads;         /* of each rank; default: the CPUs there are, or a quota is for, shared */
     int64_t context;     /* tokens of a sequence; default: the model's, or what fits in memory */
     int64_t kv_tokens;   /* size of the KV pool; default: what max_running needs, or what fits */
