@@ -20,6 +20,7 @@ enum { WEFT__MAX_RANKS = 16 };
 static inline int64_t weft__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t weft__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t weft__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline size_t weft__round_up(size_t a, size_t unit) { return (a + unit - 1) / unit * unit; }
 static inline double weft__mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
 
 /* ---- errors ---- */

@@ -26,7 +26,7 @@ void *weft__arena_alloc(struct weft__arena *arena, size_t bytes)
 {
     const size_t align = alignof(max_align_t);
     if (bytes > SIZE_MAX - align) return NULL;
-    bytes = (bytes + align - 1) / align * align;
+    bytes = weft__round_up(bytes, align);
 
     struct weft__arena_block *block = arena->head;
     if (block == NULL || block->cap - block->used < bytes) {

@@ -100,11 +100,6 @@ void weft__mpi_free(struct weft__mpi *mpi); /* NULL allowed */
 
 /* ---- layout of a segment (comm_args.h) ---- */
 
-static inline size_t weft__round_up(size_t bytes, size_t unit)
-{
-    return (bytes + unit - 1) / unit * unit;
-}
-
 static inline size_t weft__staging_at(void)
 {
     return weft__round_up(sizeof(struct weft__comm_rank) + sizeof(struct weft__comm_fault), 4096);

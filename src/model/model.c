@@ -9,7 +9,7 @@ struct carver {
 
 static void *carve(struct carver *carver, int64_t count, size_t size)
 {
-    size_t bytes = ((size_t)count * size + 63) / 64 * 64;
+    size_t bytes = weft__round_up((size_t)count * size, 64);
     void *out = carver->base != NULL && count > 0 ? carver->base + carver->used : NULL;
     carver->used += bytes;
     if (carver->used > carver->peak) carver->peak = carver->used;

@@ -145,7 +145,7 @@ weft_status weft__team_open(struct weft__dev *dev, const struct weft__dev_option
 {
     size_t workers = (size_t)options->threads - 1;
     size_t bytes = sizeof(struct weft__team) + workers * sizeof(struct worker);
-    bytes = (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+    bytes = weft__round_up(bytes, CACHE_LINE);
     struct weft__team *team = aligned_alloc(CACHE_LINE, bytes);
     if (team == NULL) return weft__fail_oom(err, bytes, "a team of threads");
     memset(team, 0, bytes);
