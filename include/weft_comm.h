@@ -47,15 +47,20 @@ typedef enum weft_algorithm {
     WEFT_ALGORITHM_TWO_SHOT, /* every rank sums its share, then all read the shares */
 } weft_algorithm;
 
-/* How bytes travel between GPUs. A path that does not work here is refused at open. */
+/* How bytes travel between GPUs. A path that does not work here is refused at open. name, text */
+#define WEFT_PATHS(X)                                                                              \
+    X(AUTO, "auto")           /* what was measured to be fastest at open, by operation and size */ \
+    X(PUSH, "push")           /* stores to the peer's memory */                                    \
+    X(PULL, "pull")           /* loads from the peer's memory */                                   \
+    X(HOST, "host")           /* through pinned host memory; works without peer access */          \
+    X(COPY, "copy")           /* copy engines, to the peer's memory; for large messages */         \
+    X(COPY_HOST, "copy-host") /* copy engines, through pinned host memory */                       \
+    X(NCCL, "nccl")           /* NCCL, found at run time; a device a rank. It moves bytes alone */
+
 typedef enum weft_path {
-    WEFT_PATH_AUTO,      /* what was measured to be fastest at open, by operation and size */
-    WEFT_PATH_PUSH,      /* stores to the peer's memory */
-    WEFT_PATH_PULL,      /* loads from the peer's memory */
-    WEFT_PATH_HOST,      /* through pinned host memory; works without peer access */
-    WEFT_PATH_COPY,      /* copy engines, to the peer's memory; for large messages */
-    WEFT_PATH_COPY_HOST, /* copy engines, through pinned host memory */
-    WEFT_PATH_NCCL,      /* NCCL, found at run time; a device a rank. It moves bytes, never sums */
+#define X(name, text) WEFT_PATH_##name,
+    WEFT_PATHS(X)
+#undef X
 } weft_path;
 
 /* Zeroed fields mean the default. */

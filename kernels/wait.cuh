@@ -229,7 +229,8 @@ struct patience {
     int peer; /* who was waited for; -1: nobody yet */
     uint32_t beat;
     uint32_t closed;
-    uint64_t since, looked; /* when the beat changed; 0: never */
+    uint64_t since;  /* when the beat changed */
+    uint64_t looked; /* 0: never */
 };
 
 __device__ static inline struct call call_of(const struct weft__cuda_link *link, uint32_t op,

@@ -261,6 +261,10 @@ struct weft__dev_trial {
     weft_status (*end)(struct weft__comm_kernels *kernels, weft_error *err);
     weft_status (*run)(struct weft__comm_kernels *kernels, float *us, weft_error *err);
     void (*drop)(struct weft__comm_kernels *kernels);
+    /* NCCL's own collectives, to compare with, where the path "nccl" works. bytes: of a rank's
+     * input. Sums are of F32; the root is 0. */
+    weft_status (*baseline)(struct weft__comm_kernels *kernels, enum weft__comm_op op,
+                            const void *in, void *out, size_t bytes, weft_error *err);
 };
 
 struct weft__dev_comm {
@@ -279,10 +283,6 @@ struct weft__dev_comm {
     void *(*stream)(const struct weft__comm_kernels *kernels);
     void (*sync)(struct weft__comm_kernels *kernels);
     const struct weft__dev_trial *trial; /* NULL: one way, nothing to measure */
-    /* NCCL's own collectives, to compare with, where the path "nccl" works; or NULL. bytes: of a
-     * rank's input. Sums are of F32; the root is 0. */
-    weft_status (*baseline)(struct weft__comm_kernels *kernels, enum weft__comm_op op,
-                            const void *in, void *out, size_t bytes, weft_error *err);
     /* Unmeasured, AUTO is two-shot from this many ranks and this size of a rank's input on. */
     int two_shot_ranks;
     uint64_t two_shot_bytes;

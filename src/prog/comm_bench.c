@@ -18,8 +18,11 @@ static const char *const operation_names[] = {"allreduce", "reduce-scatter", "al
 static const enum weft__comm_op ops[] = {WEFT__ALLREDUCE, WEFT__REDUCE_SCATTER, WEFT__ALL_GATHER,
                                          WEFT__BROADCAST};
 static const char *const algorithm_names[] = {"auto", "one-shot", "two-shot"};
-static const char *const path_names[] = {"auto", "push",      "pull", "host",
-                                         "copy", "copy-host", "nccl"};
+static const char *const path_names[] = {
+#define X(name, text) text,
+    WEFT_PATHS(X)
+#undef X
+};
 
 struct run {
     enum operation operation;
@@ -103,7 +106,8 @@ static weft_status operate(struct rank_run *self, int64_t rows, weft_error *err)
     weft_broadcast broadcast = {.bytes = bytes, .data = self->out};
     if (run->baseline) {
         const void *in = run->operation == BROADCAST ? self->out : self->in;
-        return comm->dev->baseline(comm->kernels, ops[run->operation], in, self->out, bytes, err);
+        return comm->dev->trial->baseline(comm->kernels, ops[run->operation], in, self->out, bytes,
+                                          err);
     }
     switch (run->operation) {
     case ALLREDUCE:

@@ -62,8 +62,8 @@ static weft_status connect_nccl(weft_comm *comm, int64_t rows_max, weft_error *e
     WEFT__TRY(gpu_alloc(comm, (size_t)rows_max * HIDDEN * 2, &memory, err));
     weft_status status = WEFT_OK;
     for (int64_t rows = 1; rows <= rows_max && status == WEFT_OK; rows *= 4) {
-        status = comm->dev->baseline(comm->kernels, WEFT__ALLREDUCE, memory, memory,
-                                     (size_t)rows * HIDDEN * 2, err);
+        status = comm->dev->trial->baseline(comm->kernels, WEFT__ALLREDUCE, memory, memory,
+                                            (size_t)rows * HIDDEN * 2, err);
         if (status == WEFT_OK) status = weft_comm_sync(comm, err);
     }
     gpu_free(comm, memory);
@@ -201,7 +201,7 @@ static weft_status operate(struct bench *bench, int r, const struct setup *setup
     size_t bytes = (size_t)setup->rows * HIDDEN * 2; /* NCCL sums half as many F32 */
     if (setup->part == LINK || setup->part == LINK_HOST) return copy(bench, r, setup, bytes, err);
     if (setup->part == SUM_NCCL)
-        return comm->dev->baseline(comm->kernels, WEFT__ALLREDUCE, m->x, m->y, bytes, err);
+        return comm->dev->trial->baseline(comm->kernels, WEFT__ALLREDUCE, m->x, m->y, bytes, err);
     if (setup->part == SUM_ONLY || setup->part == LOCAL_COPY) {
         op.y = m->y;
         return setup->part == SUM_ONLY ? weft_comm_allreduce(comm, &op, err)
@@ -219,9 +219,10 @@ static weft_status operate(struct bench *bench, int r, const struct setup *setup
     }
     weft_reduce add = op, norm = op, code = op;
     op.y = m->y;
-    WEFT__TRY(setup->part == UNFUSED_NCCL
-                  ? comm->dev->baseline(comm->kernels, WEFT__ALLREDUCE, m->x, m->y, bytes, err)
-                  : weft_comm_allreduce(comm, &op, err));
+    WEFT__TRY(
+        setup->part == UNFUSED_NCCL
+            ? comm->dev->trial->baseline(comm->kernels, WEFT__ALLREDUCE, m->x, m->y, bytes, err)
+            : weft_comm_allreduce(comm, &op, err));
     add.x = m->y;
     add.residual = m->residual;
     add.residual_out = m->s;
@@ -355,8 +356,11 @@ static struct setup in_place(struct setup setup)
     return setup;
 }
 
-static const char *const path_names[] = {"auto", "push",      "pull", "host",
-                                         "copy", "copy-host", "nccl"};
+static const char *const path_names[] = {
+#define X(name, text) text,
+    WEFT_PATHS(X)
+#undef X
+};
 static const char *const wire_names[] = {"auto  ", "packed", "dense ", "plain "};
 
 static void sweep(struct bench *bench)

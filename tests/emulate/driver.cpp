@@ -238,12 +238,6 @@ CUresult cuInit(unsigned)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDriverGetVersion(int *out)
-{
-    *out = 13000;
-    return CUDA_SUCCESS;
-}
-
 CUresult cuGetErrorName(CUresult, const char **out)
 {
     *out = "an error of the emulator";
@@ -262,12 +256,6 @@ CUresult cuDeviceGet(CUdevice *out, int ordinal)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetName(char *out, int bytes, CUdevice)
-{
-    snprintf(out, (size_t)bytes, "emulated");
-    return CUDA_SUCCESS;
-}
-
 CUresult cuDeviceGetUuid_v2(void *out, CUdevice device)
 {
     memset(out, device + 1, 16);
@@ -279,12 +267,6 @@ CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice)
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
         *out = PROCESSORS;
-        return CUDA_SUCCESS;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-        *out = emulated_arch / 100;
-        return CUDA_SUCCESS;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-        *out = emulated_arch / 10 % 10;
         return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
         *out = SHARED_MAX;

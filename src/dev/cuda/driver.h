@@ -22,8 +22,6 @@ typedef struct CUgraphExec_st *CUgraphExec;
 enum { CUDA_SUCCESS = 0, CUDA_ERROR_NOT_READY = 600, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704 };
 enum { /* CUdevice_attribute */
        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
-       CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
-       CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
 };
 enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
@@ -84,11 +82,9 @@ typedef struct CUlaunchConfig {
 /* member, symbol, parameters */
 #define WEFT__CUDA_FUNCTIONS(X)                                                                  \
     X(init, cuInit, (unsigned flags))                                                            \
-    X(driver_version, cuDriverGetVersion, (int *out))                                            \
     X(error_name, cuGetErrorName, (CUresult result, const char **out))                           \
     X(device_count, cuDeviceGetCount, (int *out))                                                \
     X(device_get, cuDeviceGet, (CUdevice * out, int ordinal))                                    \
-    X(device_name, cuDeviceGetName, (char *out, int bytes, CUdevice device))                     \
     X(device_attribute, cuDeviceGetAttribute, (int *out, int attribute, CUdevice device))        \
     X(device_can_access_peer, cuDeviceCanAccessPeer, (int *out, CUdevice device, CUdevice peer)) \
     X(context_retain, cuDevicePrimaryCtxRetain, (CUcontext * out, CUdevice device))              \

@@ -1,9 +1,7 @@
 /* launch.c: enqueues the collective kernels: shape of the grid, arguments, failures. */
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 
-#include "base/numerics.h"
 #include "comm.h"
 
 /* ---- failures ---- */

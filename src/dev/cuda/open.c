@@ -4,10 +4,8 @@
  * read them; when they are processes, share.c maps each one's memory in all. Then each path is
  * tried with known data, and all use the paths that work for all. Nobody launches anything before
  * all are through with what can synchronise a device: memory, contexts, loading. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #include "comm.h"
@@ -168,14 +166,12 @@ static void release(struct weft__comm_rank *control)
  * engines' slot. */
 enum { EPOCH_AT = 0, DONE_AT = 128, WATCH_AT = 256, WORDS_BYTES = 512 };
 
-static uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 static void lay_out(struct weft__comm_kernels *k, struct weft__cuda_link *link)
 {
     uint64_t flags = 4 * 2 * WEFT__CUDA_ROWS_MAX * WEFT__CUDA_CLUSTER_MAX;
     k->packed_bytes = WEFT__CUDA_PACKED_BYTES;
-    k->plain_bytes = 2 * round_up(k->link.message_bytes, 4096); /* inputs, sums */
-    link->packed_at = round_up(WEFT__CUDA_FLAG_AT + flags, 4096);
+    k->plain_bytes = 2 * weft__round_up(k->link.message_bytes, 4096); /* inputs, sums */
+    link->packed_at = weft__round_up(WEFT__CUDA_FLAG_AT + flags, 4096);
     link->plain_at = link->packed_at + k->packed_bytes;
     link->half_bytes = link->plain_at + k->plain_bytes;
 }
@@ -208,7 +204,7 @@ static weft_status allocate(struct weft__comm_kernels *k, const struct weft__cud
         words + WORDS_BYTES + (uint64_t)link->size * engine + link->message_bytes;
     memory->host_bytes = slot + engine + link->message_bytes;
     if (link->channel == 0) {
-        rank->heap_at = memory->device_bytes = round_up(memory->device_bytes, 256);
+        rank->heap_at = memory->device_bytes = weft__round_up(memory->device_bytes, 256);
         memory->device_bytes += link->heap_bytes;
     }
     WEFT__TRY(take_memory(k, memory, err));
@@ -399,8 +395,11 @@ static weft_status check_path(struct weft__comm_kernels *k, weft_path path, CUde
 
 static const char *path_name(weft_path path)
 {
-    static const char *const names[] = {"auto", "push",      "pull", "host",
-                                        "copy", "copy-host", "nccl"};
+    static const char *const names[] = {
+#define X(name, text) text,
+        WEFT_PATHS(X)
+#undef X
+    };
     return names[path];
 }
 
@@ -633,7 +632,6 @@ const struct weft__dev_comm weft__cuda_comm = {
     .stream = stream_of,
     .sync = weft__cuda_sync,
     .trial = &weft__cuda_trials,
-    .baseline = weft__nccl_baseline,
     .two_shot_ranks = 3, /* with two, both ways move as much */
     .two_shot_bytes = 512 * 1024,
 };

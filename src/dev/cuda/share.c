@@ -1,7 +1,6 @@
 /* share.c: memory of GPU ranks that are processes: device memory whose descriptors go through the
  * meeting's sockets, and host memory of a file without a name, pinned by every process. The memory
  * of a process that ends lives on as long as others map it. */
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -47,7 +46,7 @@ static weft_status make_device(const struct weft__cuda_device *device,
     uint64_t handle;
     WEFT__CUDA_TRY(driver, memory_unit(&unit, &what, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
                    "asking for the unit of shared memory", err);
-    memory->device_bytes = (memory->device_bytes + unit - 1) / unit * unit;
+    memory->device_bytes = weft__round_up(memory->device_bytes, unit);
     WEFT__CUDA_TRY(driver, memory_create(&handle, memory->device_bytes, &what, 0),
                    "allocating exchange buffers", err);
     CUresult result = map_device(device, handle, memory->device_bytes, &memory->device);

@@ -23,7 +23,6 @@
  * what waits for a peer that is itself held up. Since a section is awaited and fetched after it has
  * gone, what comes before the send of section i waits for sections before i alone, and those have
  * gone. */
-#include "base/numerics.h"
 #include "comm.h"
 
 enum { SUMS = 1 }; /* the second leg */
@@ -65,7 +64,7 @@ static struct part move_part(const struct job *job, int from, int section)
 {
     const struct weft__comm_move_args *args = job->move;
     uint64_t piece = (args->bytes + (uint64_t)job->sections - 1) / (uint64_t)job->sections;
-    piece = (piece + 15) / 16 * 16;
+    piece = weft__round_up(piece, 16);
     uint64_t line = args->post.op == WEFT__BROADCAST
                         ? (from == args->root ? args->first + args->bytes : 0)
                         : args->row_bytes[from] * (uint64_t)args->rows;

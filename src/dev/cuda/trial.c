@@ -149,4 +149,5 @@ const struct weft__dev_trial weft__cuda_trials = {.offers = offers,
                                                   .mark = mark,
                                                   .end = end,
                                                   .run = run,
-                                                  .drop = drop};
+                                                  .drop = drop,
+                                                  .baseline = weft__nccl_baseline};
