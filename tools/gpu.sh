@@ -74,7 +74,7 @@ for what in "$@"; do
     test)
         {
             for source in tests/conform/comm_cuda_*_test.c; do
-                timeout 150 $build/"$(basename "$source" .c)" || touch $build/failed
+                timeout 200 $build/"$(basename "$source" .c)" || touch $build/failed
             done
             if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then # also with all ranks on one of them
                 CUDA_VISIBLE_DEVICES=0 timeout 60 $build/comm_cuda_numbers_test || touch $build/failed
