@@ -47,6 +47,7 @@ class Server:
                                         stderr=self.log_file, stdout=self.log_file)
         self.port = None
         self.exit_status = 0  # what is wanted
+        self.patience = 300 if sanitized(weft) else 60  # seconds a request may take
         deadline = time.time() + 120
         while self.port is None and time.time() < deadline and self.process.poll() is None:
             found = re.search(r"http://\S+:(\d+)/", self.log())
@@ -78,9 +79,9 @@ class Server:
         if status != self.exit_status:
             print(self.log()[-3000:])
 
-    def request(self, method, path, body=None, headers=None, timeout=300):
+    def request(self, method, path, body=None, headers=None, timeout=None):
         """Returns status, headers, bytes."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout or self.patience)
         with contextlib.closing(connection):
             if isinstance(body, (dict, list)):
                 body = json.dumps(body)

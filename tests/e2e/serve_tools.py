@@ -153,7 +153,7 @@ def main(weft, root):
         test_without(s)
     with tempfile.TemporaryDirectory() as where:
         with Server(weft, model_with(root, "qwen3", where)) as s:
-            test_forced(s, 2 if sanitized(weft) else 12)
+            test_forced(s, 3 if sanitized(weft) else 12)
             test_free(s)
             test_refused(s)
         with Server(weft, model_with(root, "glm_4_7", where)) as s:

@@ -227,14 +227,9 @@ MODEL(glm4_moe)
 MODEL(glm_moe_dsa)
 MODEL(deepseek_v3)
 
-/* Other dimensions of what the small models run: a sanitizer's build, many times slower, leaves it
- * out. */
 static void atlas(void **state)
 {
     (void)state;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip();
-#endif
     check_model(WEFT_SOURCE_DIR "/models/atlas", WEFT_ACTIVATIONS_F32);
 }
 

@@ -7,7 +7,6 @@
 #include "dev/cpu/comm_rows.h"
 
 enum { TOKENS_MAX = 150, HIDDEN_MAX = 4096, ELEMENTS = TOKENS_MAX * HIDDEN_MAX };
-enum { ROUNDS = SANITIZED ? 1 : 3 };
 
 struct shape {
     int64_t tokens, hidden, tile_rows;
@@ -125,7 +124,7 @@ static weft_status all_shapes(weft_comm *comm, int rank, void *arg, weft_error *
     for (int i = 0; i < ELEMENTS; i++) m->residual[i] = element(99, 0, i);
     for (int i = 0; i < HIDDEN_MAX; i++) m->weight[i] = element(98, 0, i);
     weft_status status = WEFT_OK;
-    for (int turn = 0; turn < ROUNDS * (int)WEFT__COUNT(shapes) && status == WEFT_OK; turn++) {
+    for (int turn = 0; turn < 3 * (int)WEFT__COUNT(shapes) && status == WEFT_OK; turn++) {
         status = compare(comm, rank, &shapes[turn % (int)WEFT__COUNT(shapes)], m, err);
         if (status == WEFT_OK) status = small_ones_between(comm, rank, turn, err);
     }

@@ -409,8 +409,7 @@ static void random_operations(void **state)
     (void)state;
     static const int sizes[] = {1, 2, 3, 4, 5, 7, 8, 16};
     for (size_t i = 0; i < WEFT__COUNT(sizes); i++)
-        run_everywhere(&(struct suite){.p = sizes[i],
-                                       .plans = (sizes[i] <= 4 ? 150 : 40) / (SANITIZED ? 3 : 1)});
+        run_everywhere(&(struct suite){.p = sizes[i], .plans = sizes[i] <= 4 ? 150 : 40});
 }
 
 /* All 65536 values of either 16-bit type at once, in every row position, on three ranks. */

@@ -22,13 +22,6 @@
 #include "base/base.h"
 #include "comm/comm.h"
 
-/* A sanitizer's build is many times slower: a part of the turns says whether it finds anything. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
-
 /* Asserts are for the main thread: a rank reports what is wrong by weft__fail. */
 typedef weft_status rank_fn(weft_comm *comm, int rank, void *arg, weft_error *err);
 
