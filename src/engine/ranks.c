@@ -194,13 +194,18 @@ static weft_status rank_load(struct rank *r, weft_error *err)
                             &all->options.limits, &r->model, err);
 }
 
-/* Rank 0's options hold for all; its pointers are of its process. */
+/* Rank 0's options hold for all, but for pointers, which are good in one process. */
 static weft_status take_options(struct rank *r, weft_error *err)
 {
-    struct weft__ranks_options options = r->ranks->options;
+    const struct weft__ranks_options own = r->ranks->options;
+    struct weft__ranks_options options = own;
     const weft_broadcast broadcast = {.bytes = sizeof options, .data = &options};
     WEFT__TRY(weft_comm_broadcast(r->comm, &broadcast, err));
-    if (r->ranks->options.rendezvous != NULL) r->ranks->options = options;
+    if (own.rendezvous == NULL) return WEFT_OK;
+    options.rendezvous = own.rendezvous;
+    options.on_progress = own.on_progress;
+    options.ctx = own.ctx;
+    r->ranks->options = options;
     return WEFT_OK;
 }
 
