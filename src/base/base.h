@@ -75,7 +75,16 @@ void weft__buf_puts(struct weft__buf *buf, const char *text);
 void weft__buf_printf(struct weft__buf *buf, const char *format, ...) WEFT__PRINTF(2, 3);
 void weft__buf_free(struct weft__buf *buf);
 
-/* ---- UTF-8 ---- */
+/* ---- characters ---- */
+
+/* Its value; -1: it is none. */
+static inline int weft__hex_digit(char c)
+{
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
 
 /* The character at p: its length, 1 to 4. Where there is none, minus the length of the maximal
  * ill-formed part there, or 0 when all len bytes are the beginning of a character. len > 0. */

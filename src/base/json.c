@@ -146,11 +146,7 @@ static bool read_hex4(struct weft__json *json, uint32_t *out)
     if (json->end - json->at < 4) return fail(json, "string without end");
     uint32_t value = 0;
     for (int i = 0; i < 4; i++) {
-        char c = json->at[i];
-        int digit = c >= '0' && c <= '9'   ? c - '0'
-                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                           : -1;
+        int digit = weft__hex_digit(json->at[i]);
         if (digit < 0) return fail(json, "\\u needs four hexadecimal digits");
         value = value << 4 | (uint32_t)digit;
     }

@@ -87,13 +87,11 @@ static const char *const annotations[] = {
     "title",   "description", "default",  "examples", "deprecated",  "readOnly",      "writeOnly",
     "$schema", "$id",         "$comment", "$defs",    "definitions", "discriminator", NULL,
 };
-static const char *const of_types[] = {
-    "type",      "properties",       "required", "additionalProperties",
-    "items",     "prefixItems",      "minItems", "maxItems",
-    "minLength", "maxLength",        "minimum",  "exclusiveMinimum",
-    "maximum",   "exclusiveMaximum", NULL,
-};
-
+static const char *const of_objects[] = {"properties", "required", "additionalProperties", NULL};
+static const char *const of_arrays[] = {"items", "prefixItems", "minItems", "maxItems", NULL};
+static const char *const of_strings[] = {"minLength", "maxLength", NULL};
+static const char *const of_integers[] = {"minimum", "exclusiveMinimum", "maximum",
+                                          "exclusiveMaximum", NULL};
 static const char *const choices[] = {"anyOf", "oneOf", "allOf", NULL};
 
 static bool listed(const char *const *list, const char *name)
@@ -102,15 +100,28 @@ static bool listed(const char *const *list, const char *name)
     return *list != NULL;
 }
 
-/* Refuses any keyword that is neither an annotation nor in the list. */
+/* The first of the list that the schema has; NULL: none. */
+static const char *first_of(const json_t *schema, const char *const *list)
+{
+    while (*list != NULL && json_object_get(schema, *list) == NULL) list++;
+    return *list;
+}
+
+static bool is_of_types(const char *name)
+{
+    return strcmp(name, "type") == 0 || listed(of_objects, name) || listed(of_arrays, name) ||
+           listed(of_strings, name) || listed(of_integers, name);
+}
+
+/* Refuses any keyword that is neither an annotation nor in the list; NULL: those of types. */
 static weft_status only(const struct compiler *c, const json_t *schema, const char *const *list)
 {
     const char *name;
     json_t *value;
     json_object_foreach ((json_t *)(uintptr_t)schema, name, value)
-        if (!listed(annotations, name) && !listed(list, name))
+        if (!listed(annotations, name) && !(list != NULL ? listed(list, name) : is_of_types(name)))
             return refuse(c, WEFT_UNSUPPORTED,
-                          list == of_types ? "unsupported keyword" : "unsupported combination with",
+                          list == NULL ? "unsupported keyword" : "unsupported combination with",
                           name);
     return WEFT_OK;
 }
@@ -139,9 +150,9 @@ static unsigned types_of(const json_t *schema)
         return types;
     }
     if (type != NULL) return type_bit(json_string_value(type));
-    for (i = 1; i < 4; i++) types |= json_object_get(schema, of_types[i]) ? TYPE_OBJECT : 0U;
-    for (i = 4; i < 8; i++) types |= json_object_get(schema, of_types[i]) ? TYPE_ARRAY : 0U;
-    for (i = 8; i < 10; i++) types |= json_object_get(schema, of_types[i]) ? TYPE_STRING : 0U;
+    if (first_of(schema, of_objects) != NULL) types |= TYPE_OBJECT;
+    if (first_of(schema, of_arrays) != NULL) types |= TYPE_ARRAY;
+    if (first_of(schema, of_strings) != NULL) types |= TYPE_STRING;
     return types != 0 ? types : TYPE_ANY;
 }
 
@@ -503,9 +514,9 @@ static struct view view_of(const struct compiler *c, const json_t *schema)
     struct view v = {.schema = schema, .types = TYPE_ANY};
     for (int hop = 0; json_object_get(v.schema, "$ref") != NULL && hop < DISJOINT_DEPTH; hop++)
         v.schema = find_ref(c, v.schema);
-    for (const char *const *keyword = choices; *keyword != NULL; keyword++)
-        if (json_object_get(v.schema, *keyword) != NULL) return v;
-    if (!json_is_object(v.schema) || json_object_get(v.schema, "$ref") != NULL) return v;
+    if (!json_is_object(v.schema) || json_object_get(v.schema, "$ref") != NULL ||
+        first_of(v.schema, choices) != NULL)
+        return v;
     v.known = true;
     v.constant = json_object_get(v.schema, "const");
     v.values = json_object_get(v.schema, "enum");
@@ -612,18 +623,18 @@ static weft_status add_constant(struct compiler *c, const json_t *value, int32_t
 static weft_status compile_values(struct compiler *c, const json_t *schema, int32_t *out)
 {
     static const char *const with_type[] = {"const", "enum", "type", NULL};
-    const json_t *constant = json_object_get(schema, "const");
-    const json_t *values = json_object_get(schema, "enum");
+    const struct view v = {.constant = json_object_get(schema, "const"),
+                           .values = json_object_get(schema, "enum")};
     unsigned types = json_object_get(schema, "type") != NULL ? types_of(schema) : TYPE_ANY;
     size_t count = 0;
     WEFT__TRY(only(c, schema, with_type));
-    if (constant != NULL && values != NULL)
+    if (v.constant != NULL && v.values != NULL)
         return refuse(c, WEFT_UNSUPPORTED, "const beside enum", NULL);
-    if (constant == NULL && !json_is_array(values))
+    if (v.constant == NULL && !json_is_array(v.values))
         return refuse(c, WEFT_INVALID, "not a list:", "enum");
     *out = weft__grammar_rule(c->g);
-    for (size_t i = 0; i < (constant != NULL ? 1 : json_array_size(values)); i++) {
-        const json_t *value = constant != NULL ? constant : json_array_get(values, i);
+    for (size_t i = 0; i < count_values(&v); i++) {
+        const json_t *value = value_at(&v, i);
         if ((type_of_value(value) & widen(types)) == 0) continue;
         WEFT__TRY(add_constant(c, value, *out));
         count++;
@@ -663,10 +674,10 @@ static weft_status compile_types(struct compiler *c, const json_t *schema, int32
 {
     unsigned types = types_of(schema);
     int32_t rule = 0;
-    WEFT__TRY(only(c, schema, of_types));
-    for (size_t i = 10; of_types[i] != NULL && (types & TYPE_NUMBER) != 0; i++)
-        if (json_object_get(schema, of_types[i]) != NULL)
-            return refuse(c, WEFT_UNSUPPORTED, "bounds are for type integer alone:", of_types[i]);
+    WEFT__TRY(only(c, schema, NULL));
+    const char *bound = first_of(schema, of_integers);
+    if (bound != NULL && (types & TYPE_NUMBER) != 0)
+        return refuse(c, WEFT_UNSUPPORTED, "bounds are for type integer alone:", bound);
     if (types == TYPE_ANY && json_object_get(schema, "type") == NULL) {
         *out = weft__rule_any(&c->rules);
         return WEFT_OK;
@@ -698,9 +709,8 @@ static weft_status compile_types(struct compiler *c, const json_t *schema, int32
 static weft_status compile_keywords(struct compiler *c, const json_t *schema, int32_t *out)
 {
     if (json_object_get(schema, "$ref") != NULL) return compile_ref(c, schema, out);
-    for (const char *const *keyword = choices; *keyword != NULL; keyword++)
-        if (json_object_get(schema, *keyword) != NULL)
-            return compile_choice(c, schema, *keyword, out);
+    const char *choice = first_of(schema, choices);
+    if (choice != NULL) return compile_choice(c, schema, choice, out);
     if (json_object_get(schema, "const") != NULL || json_object_get(schema, "enum") != NULL)
         return compile_values(c, schema, out);
     return compile_types(c, schema, out);

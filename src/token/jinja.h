@@ -374,6 +374,8 @@ struct jrun {
 struct jvalue weft__j_fail(struct jrun *run, weft_status status, const char *format, ...)
     WEFT__PRINTF(3, 4);
 void *weft__j_alloc(struct jrun *run, size_t bytes); /* zeroed; NULL: failed */
+/* An array with room for one more item of `size` bytes: items, or a larger copy; NULL: failed. */
+void *weft__j_room(struct jrun *run, void *items, uint32_t count, uint32_t *cap, size_t size);
 bool weft__j_tick(struct jrun *run, size_t bytes);   /* a step, more for much text; false: failed */
 bool weft__j_enter(struct jrun *run);                /* one deeper (depth--: back); false: failed */
 

@@ -149,17 +149,10 @@ static void lex_data(struct jparser *parser, struct jtoken *out)
 
 /* ---- inside a tag ---- */
 
-static int digit_value(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return 99;
-}
-
 static size_t skip_digits(const struct jparser *parser, size_t pos)
 {
-    while (pos < parser->tmpl->len && digit_value(parser->tmpl->text[pos]) < 10) pos++;
+    const char *text = parser->tmpl->text;
+    while (pos < parser->tmpl->len && text[pos] >= '0' && text[pos] <= '9') pos++;
     return pos;
 }
 
@@ -205,18 +198,17 @@ static const char *unescape(const char *p, const char *end, char **out)
             return p + 1;
         }
     if (c == '\n') return p + 1;
-    uint32_t value = 0;
-    if (width != 0) {
-        p++;
-        for (int i = 0; i < width; i++, p++) {
-            if (p >= end || digit_value(*p) >= 16 || value > 0x10ffff) return NULL;
-            value = value * 16 + (uint32_t)digit_value(*p);
-        }
-        if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return NULL;
-    } else { /* no escape: both characters stay */
+    if (width == 0) { /* no escape: both characters stay */
         *(*out)++ = '\\';
-        return c == 'N' || digit_value(c) < 8 ? NULL : p;
+        return c == 'N' || (c >= '0' && c <= '7') ? NULL : p;
     }
+    if (end - ++p < width) return NULL;
+    uint32_t value = 0;
+    for (const char *stop = p + width; p < stop; p++) {
+        if (weft__hex_digit(*p) < 0 || value > 0x10ffff) return NULL;
+        value = value * 16 + (uint32_t)weft__hex_digit(*p);
+    }
+    if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return NULL;
     *out += weft__utf8_put(*out, value);
     return p;
 }

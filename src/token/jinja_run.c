@@ -33,6 +33,17 @@ void *weft__j_alloc(struct jrun *run, size_t bytes)
     return out;
 }
 
+void *weft__j_room(struct jrun *run, void *items, uint32_t count, uint32_t *cap, size_t size)
+{
+    if (count < *cap) return items;
+    uint32_t larger = *cap == 0 ? 4 : *cap * 2;
+    void *copy = weft__j_alloc(run, larger * size);
+    if (copy == NULL) return NULL;
+    if (count > 0) memcpy(copy, items, count * size);
+    *cap = larger;
+    return copy;
+}
+
 bool weft__j_tick(struct jrun *run, size_t bytes)
 {
     run->steps += 1 + (int64_t)(bytes / 256);
@@ -102,14 +113,9 @@ static void bind(struct jrun *run, uint32_t name, struct jvalue value)
         *bound = value;
         return;
     }
-    if (scope->count == scope->cap) {
-        uint32_t cap = scope->cap == 0 ? 8 : scope->cap * 2;
-        struct jbinding *vars = weft__j_alloc(run, cap * sizeof *vars);
-        if (vars == NULL) return;
-        if (scope->count > 0) memcpy(vars, scope->vars, scope->count * sizeof *vars);
-        scope->vars = vars;
-        scope->cap = cap;
-    }
+    struct jbinding *vars = weft__j_room(run, scope->vars, scope->count, &scope->cap, sizeof *vars);
+    if (vars == NULL) return;
+    scope->vars = vars;
     scope->vars[scope->count++] = (struct jbinding){.name = name, .value = value};
 }
 

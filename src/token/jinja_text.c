@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include "jinja.h"
+#include "tokenizer.h"
 
 /* ---- characters ---- */
 
@@ -48,12 +49,7 @@ const char *weft__j_seek(struct jvalue s, int64_t index)
 }
 
 /* Python's str.isspace, for the regular expression \s too. */
-bool weft__j_is_space(uint32_t c)
-{
-    if (c < 0x80) return c == ' ' || (c >= '\t' && c <= '\r') || (c >= 0x1c && c <= 0x1f);
-    return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 ||
-           c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
-}
+bool weft__j_is_space(uint32_t c) { return weft__is_space(c) || (c >= 0x1c && c <= 0x1f); }
 
 static utf8proc_category_t category(uint32_t c) { return utf8proc_category((utf8proc_int32_t)c); }
 

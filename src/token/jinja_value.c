@@ -206,14 +206,9 @@ struct jvalue weft__j_new_list(struct jrun *run, enum weft__jkind kind)
 
 bool weft__j_push(struct jrun *run, struct jlist *list, struct jvalue v)
 {
-    if (list->count == list->cap) {
-        uint32_t cap = list->cap == 0 ? 4 : list->cap * 2;
-        struct jvalue *items = weft__j_alloc(run, cap * sizeof *items);
-        if (items == NULL) return false;
-        if (list->count > 0) memcpy(items, list->items, list->count * sizeof *items);
-        list->items = items;
-        list->cap = cap;
-    }
+    struct jvalue *items = weft__j_room(run, list->items, list->count, &list->cap, sizeof *items);
+    if (items == NULL) return false;
+    list->items = items;
     list->items[list->count++] = v;
     return run->status == WEFT_OK;
 }
@@ -345,14 +340,9 @@ struct jvalue *weft__j_find(struct jrun *run, const struct jdict *dict, struct j
 /* Adds a pair whose key is not there yet. */
 static bool add_pair(struct jrun *run, struct jdict *dict, struct jvalue key, struct jvalue value)
 {
-    if (dict->count == dict->cap) {
-        uint32_t cap = dict->cap == 0 ? 4 : dict->cap * 2;
-        struct jpair *pairs = weft__j_alloc(run, cap * sizeof *pairs);
-        if (pairs == NULL) return false;
-        if (dict->count > 0) memcpy(pairs, dict->pairs, dict->count * sizeof *pairs);
-        dict->pairs = pairs;
-        dict->cap = cap;
-    }
+    struct jpair *pairs = weft__j_room(run, dict->pairs, dict->count, &dict->cap, sizeof *pairs);
+    if (pairs == NULL) return false;
+    dict->pairs = pairs;
     dict->pairs[dict->count++] = (struct jpair){.key = key, .value = value};
     return true;
 }

@@ -5,6 +5,7 @@
  * (weft__assigned); groups do not capture; {n,m}+ repeats instead of being possessive. What cannot
  * be written out exactly is refused by name. */
 #include <string.h>
+#include <strings.h>
 
 #include "tokenizer.h"
 
@@ -113,105 +114,58 @@ static void set_add(struct set *outer, const struct set *inner, bool negated)
     set_put(inner, negated, &outer->others);
 }
 
-/* name in lower case, without blanks, - and _; what PCRE2 calls it; which rows of weft__assigned it
- * has besides: those whose category begins so, or whose script it is */
-#define CATEGORIES(X)                       \
-    X("l", "\\p{L}", "L")                   \
-    X("letter", "\\p{L}", "L")              \
-    X("lu", "\\p{Lu}", "Lu")                \
-    X("uppercaseletter", "\\p{Lu}", "Lu")   \
-    X("ll", "\\p{Ll}", "Ll")                \
-    X("lowercaseletter", "\\p{Ll}", "Ll")   \
-    X("lt", "\\p{Lt}", "Lt")                \
-    X("titlecaseletter", "\\p{Lt}", "Lt")   \
-    X("lm", "\\p{Lm}", "Lm")                \
-    X("modifierletter", "\\p{Lm}", "Lm")    \
-    X("lo", "\\p{Lo}", "Lo")                \
-    X("otherletter", "\\p{Lo}", "Lo")       \
-    X("m", "\\p{M}", "M")                   \
-    X("mark", "\\p{M}", "M")                \
-    X("mn", "\\p{Mn}", "Mn")                \
-    X("nonspacingmark", "\\p{Mn}", "Mn")    \
-    X("mc", "\\p{Mc}", "Mc")                \
-    X("spacingmark", "\\p{Mc}", "Mc")       \
-    X("me", "\\p{Me}", "Me")                \
-    X("n", "\\p{N}", "N")                   \
-    X("number", "\\p{N}", "N")              \
-    X("nd", "\\p{Nd}", "Nd")                \
-    X("decimalnumber", "\\p{Nd}", "Nd")     \
-    X("nl", "\\p{Nl}", "Nl")                \
-    X("no", "\\p{No}", "No")                \
-    X("p", "\\p{P}", "P")                   \
-    X("punctuation", "\\p{P}", "P")         \
-    X("punct", "\\p{P}", "P")               \
-    X("pc", "\\p{Pc}", "Pc")                \
-    X("pd", "\\p{Pd}", "Pd")                \
-    X("ps", "\\p{Ps}", "Ps")                \
-    X("pe", "\\p{Pe}", "Pe")                \
-    X("pi", "\\p{Pi}", "Pi")                \
-    X("pf", "\\p{Pf}", "Pf")                \
-    X("po", "\\p{Po}", "Po")                \
-    X("s", "\\p{S}", "S")                   \
-    X("symbol", "\\p{S}", "S")              \
-    X("sm", "\\p{Sm}", "Sm")                \
-    X("sc", "\\p{Sc}", "Sc")                \
-    X("sk", "\\p{Sk}", "Sk")                \
-    X("so", "\\p{So}", "So")                \
-    X("z", "\\p{Z}", "Z")                   \
-    X("separator", "\\p{Z}", "Z")           \
-    X("zs", "\\p{Zs}", "Zs")                \
-    X("zl", "\\p{Zl}", "Zl")                \
-    X("zp", "\\p{Zp}", "Zp")                \
-    X("cc", "\\p{Cc}", "Cc")                \
-    X("cf", "\\p{Cf}", "Cf")                \
-    X("co", "\\p{Co}", "Co")                \
-    X("space", WEFT__SPACE_CLASS, "-")      \
-    X("whitespace", WEFT__SPACE_CLASS, "-") \
-    X("digit", "\\p{Nd}", "Nd")             \
-    X("any", "\\x{0}-\\x{10ffff}", "-")
-#define SCRIPTS(X)                \
-    X("arabic", "Arabic")         \
-    X("bengali", "Bengali")       \
-    X("cyrillic", "Cyrillic")     \
-    X("devanagari", "Devanagari") \
-    X("greek", "Greek")           \
-    X("han", "Han")               \
-    X("hangul", "Hangul")         \
-    X("hebrew", "Hebrew")         \
-    X("hiragana", "Hiragana")     \
-    X("katakana", "Katakana")     \
-    X("latin", "Latin")           \
-    X("tamil", "Tamil")           \
-    X("thai", "Thai")
-
+/* A set of characters that has a name; one of: */
 struct property {
-    const char *name, *native;
-    const char *category, *script; /* NULL: not by it */
+    const char *category, *script, *native; /* native: items of a PCRE2 class */
 };
 
-static const struct property properties[] = {
-#define X(name, native, category) {name, native, category, NULL},
-    CATEGORIES(X)
-#undef X
-#define X(name, script) {name, "\\p{sc:" script "}", NULL, script},
-        SCRIPTS(X)
-#undef X
+static const char *const categories[] = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc",
+                                         "Me", "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps",
+                                         "Pe", "Pi", "Pf", "Po", "S",  "Sm", "Sc", "Sk", "So",
+                                         "Z",  "Zs", "Zl", "Zp", "Cc", "Cf", "Co"};
+static const struct {
+    const char *name, *category;
+} category_names[] = {
+    {"Letter", "L"},
+    {"UppercaseLetter", "Lu"},
+    {"LowercaseLetter", "Ll"},
+    {"TitlecaseLetter", "Lt"},
+    {"ModifierLetter", "Lm"},
+    {"OtherLetter", "Lo"},
+    {"Mark", "M"},
+    {"NonspacingMark", "Mn"},
+    {"SpacingMark", "Mc"},
+    {"Number", "N"},
+    {"DecimalNumber", "Nd"},
+    {"Digit", "Nd"},
+    {"Punctuation", "P"},
+    {"Punct", "P"},
+    {"Symbol", "S"},
+    {"Separator", "Z"},
 };
+static const char *const scripts[] = {"Arabic", "Bengali", "Cyrillic", "Devanagari", "Greek",
+                                      "Han",    "Hangul",  "Hebrew",   "Hiragana",   "Katakana",
+                                      "Latin",  "Tamil",   "Thai"};
 
-static const struct property number = {"nd", "\\p{Nd}", "Nd", NULL};
-
+/* Whether characters that PCRE2 does not know yet belong to it. */
 static bool has(const struct property *property, const struct weft__assigned *row)
 {
     if (property->script != NULL) return strcmp(property->script, row->script) == 0;
-    return strncmp(property->category, row->category, strlen(property->category)) == 0;
+    return property->category != NULL &&
+           strncmp(property->category, row->category, strlen(property->category)) == 0;
 }
 
-static void put_property(const struct property *property, struct weft__buf *items)
+static void put_property(struct property property, struct weft__buf *items)
 {
-    weft__buf_puts(items, property->native);
+    if (property.native != NULL)
+        weft__buf_puts(items, property.native);
+    else if (property.script != NULL)
+        weft__buf_printf(items, "\\p{sc:%s}", property.script);
+    else
+        weft__buf_printf(items, "\\p{%s}", property.category);
     for (size_t i = 0; i < weft__assigned_count; i++) {
         const struct weft__assigned *row = &weft__assigned[i];
-        if (!has(property, row)) continue;
+        if (!has(&property, row)) continue;
         put_code(items, row->first);
         if (row->last == row->first) continue;
         weft__buf_puts(items, "-");
@@ -219,20 +173,39 @@ static void put_property(const struct property *property, struct weft__buf *item
     }
 }
 
+static void put_category(const char *category, struct weft__buf *items)
+{
+    put_property((struct property){.category = category}, items);
+}
+
 /* \w: Alphabetic, marks, decimal digits, connectors. Outside classes, where Oniguruma looks Latin-1
  * up in a table of its own, the other numbers of Latin-1, too. */
 static void put_word(bool in_class, struct weft__buf *items)
 {
-    static const struct property parts[] = {{"", "\\p{Alphabetic}", "L", NULL},
-                                            {"", "\\p{M}", "M", NULL},
-                                            {"", "\\p{Nd}", "Nd", NULL},
-                                            {"", "\\p{Pc}", "Pc", NULL}};
-    for (size_t i = 0; i < WEFT__COUNT(parts); i++) put_property(&parts[i], items);
+    weft__buf_puts(items, "\\p{Alphabetic}");
+    put_category("L", items); /* those among them that PCRE2 does not know yet */
+    put_category("M", items);
+    put_category("Nd", items);
+    put_category("Pc", items);
     if (!in_class) weft__buf_puts(items, "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}");
 }
 
-/* {Name} or {^Name}, behind \p or \P. */
-static bool named_property(struct translator *t, const struct property **property, bool *negated)
+static bool find_property(const char *name, struct property *out)
+{
+    for (size_t i = 0; i < WEFT__COUNT(category_names); i++)
+        if (strcasecmp(name, category_names[i].name) == 0) name = category_names[i].category;
+    for (size_t i = 0; i < WEFT__COUNT(categories); i++)
+        if (strcasecmp(name, categories[i]) == 0) out->category = categories[i];
+    for (size_t i = 0; i < WEFT__COUNT(scripts); i++)
+        if (strcasecmp(name, scripts[i]) == 0) out->script = scripts[i];
+    if (strcasecmp(name, "Space") == 0 || strcasecmp(name, "WhiteSpace") == 0)
+        out->native = WEFT__SPACE_CLASS;
+    if (strcasecmp(name, "Any") == 0) out->native = "\\x{0}-\\x{10ffff}";
+    return out->category != NULL || out->script != NULL || out->native != NULL;
+}
+
+/* {Name} or {^Name}, behind \p or \P; case, blanks, - and _ do not count. */
+static bool named_property(struct translator *t, struct property *property, bool *negated)
 {
     char name[32];
     size_t len = 0;
@@ -242,18 +215,13 @@ static bool named_property(struct translator *t, const struct property **propert
         char c = *t->at;
         if (c == ' ' || c == '-' || c == '_') continue;
         if (len + 1 == sizeof name) break;
-        name[len++] = c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+        name[len++] = c;
     }
     name[len] = '\0';
     if (!take(t, "}")) return refuse(t, "property without end");
-    for (size_t i = 0; i < WEFT__COUNT(properties); i++) {
-        if (strcmp(properties[i].name, name) != 0) continue;
-        *property = &properties[i];
-        return true;
-    }
-    return refuse(t,
-                  "this character property is not supported; general categories (L, Nd, ...) and "
-                  "the larger scripts are");
+    return find_property(name, property) ||
+           refuse(t, "this character property is not supported; general categories (L, Nd, ...) "
+                     "and the larger scripts are");
 }
 
 /* A class escape behind its backslash: \s \d \w \h \p and their negations. Adds to set and returns
@@ -263,7 +231,7 @@ static bool class_escape(struct translator *t, bool in_class, struct set *set)
     if (!more(t) || strchr("sSdDwWhHpP", *t->at) == NULL || *t->at == '\0') return false;
     char letter = *t->at++;
     bool negated = letter < 'a';
-    const struct property *property = NULL;
+    struct property property = {0};
     struct set inner;
     set_init(&inner);
     switch (letter | 0x20) {
@@ -271,7 +239,7 @@ static bool class_escape(struct translator *t, bool in_class, struct set *set)
         weft__buf_puts(&inner.items, WEFT__SPACE_CLASS);
         break;
     case 'd':
-        put_property(&number, &inner.items);
+        put_category("Nd", &inner.items);
         break;
     case 'h':
         weft__buf_puts(&inner.items, "0-9A-Fa-f");
@@ -283,14 +251,14 @@ static bool class_escape(struct translator *t, bool in_class, struct set *set)
         if (!named_property(t, &property, &negated)) goto done;
         put_property(property, &inner.items);
     }
-    if (in_class && t->caseless && property != NULL) {
+    if (in_class && t->caseless) {
         /* There Oniguruma closes the class under case folding, which leaves these only as they are:
          * letters as a whole but for U+0345, what has no case, and the scripts but Greek. */
-        const char *kind = property->category != NULL ? property->category : property->script;
-        if (strcmp(kind, "L") == 0 && !negated)
+        const char *category = property.category != NULL ? property.category : "";
+        if (strcmp(category, "L") == 0 && !negated)
             weft__buf_puts(&inner.items, "\\x{345}");
-        else if (strcmp(kind, "Greek") == 0 ||
-                 (property->category != NULL && (kind[0] == 'L' || kind[0] == 'M')))
+        else if (category[0] == 'L' || category[0] == 'M' ||
+                 (property.script != NULL && strcmp(property.script, "Greek") == 0))
             (void)refuse(t, "this property in a class under (?i) is not supported");
     }
     set_add(set, &inner, negated);
@@ -299,21 +267,13 @@ done:
     return t->status == WEFT_OK;
 }
 
-static int hex_digit(char c)
-{
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
 /* Up to `most` digits of a base; how many there were. */
 static int take_digits(struct translator *t, int base, int most, uint32_t *value)
 {
     int count = 0;
     *value = 0;
     while (more(t) && count < most) {
-        int digit = hex_digit(*t->at);
+        int digit = weft__hex_digit(*t->at);
         if (digit < 0 || digit >= base) break;
         *value = *value * (uint32_t)base + (uint32_t)digit;
         count++;
@@ -355,8 +315,6 @@ static bool code_escape(struct translator *t, uint32_t *code)
 /* [:name:] inside a class; what is supported of it. */
 static bool posix_class(struct translator *t, struct set *set)
 {
-    static const struct property punctuation = {"", "\\p{P}\\p{S}", "P", NULL},
-                                 symbol = {"", "", "S", NULL};
     bool negated = take(t, "[:^");
     if (!negated) (void)take(t, "[:");
     struct set inner;
@@ -364,10 +322,10 @@ static bool posix_class(struct translator *t, struct set *set)
     if (take(t, "space:]")) {
         weft__buf_puts(&inner.items, WEFT__SPACE_CLASS);
     } else if (take(t, "digit:]")) {
-        put_property(&number, &inner.items);
+        put_category("Nd", &inner.items);
     } else if (take(t, "punct:]")) {
-        put_property(&punctuation, &inner.items);
-        put_property(&symbol, &inner.items);
+        put_category("P", &inner.items);
+        put_category("S", &inner.items);
     } else {
         (void)refuse(t, "of the POSIX classes only space, digit and punct are supported");
     }
@@ -467,7 +425,7 @@ static bool class_body(struct translator *t, struct set *set, bool *negated)
 
 /* ---- everything else ---- */
 
-static bool word_boundary(struct translator *t, bool negated)
+static void word_boundary(struct translator *t, bool negated)
 {
     struct weft__buf word;
     weft__buf_init(&word, WEFT__MAX_PATTERN);
@@ -479,7 +437,6 @@ static bool word_boundary(struct translator *t, bool negated)
                              : "(?:(?<=[%s])(?![%s])|(?<![%s])(?=[%s]))",
                      w, w, w, w);
     weft__buf_free(&word);
-    return true;
 }
 
 /* Oniguruma folds these pairs to one letter (ss to sharp s, ff to a ligature), PCRE2 does not. */
@@ -521,8 +478,10 @@ static bool escape(struct translator *t, bool *repeatable)
     t->previous = '\0';
     if (c != '\0' && strchr("AzZbB", c) != NULL) {
         t->at++;
-        if (c == 'b' || c == 'B') return word_boundary(t, c == 'B');
-        weft__buf_puts(t->out, c == 'A' ? "\\A" : c == 'z' ? "\\z" : "(?=\\x{a}?\\z)");
+        if (c == 'b' || c == 'B')
+            word_boundary(t, c == 'B');
+        else
+            weft__buf_puts(t->out, c == 'A' ? "\\A" : c == 'z' ? "\\z" : "(?=\\x{a}?\\z)");
         return true;
     }
     *repeatable = true;
