@@ -356,11 +356,12 @@ void weft__stream_end(struct weft__conn *conn)
 
 /* ---- reading ---- */
 
-/* Answers what is no request: its words go by the status. */
-static void refuse_http(struct weft__conn *conn, int status)
+/* Answers what is no request: its words go by the status, unless there are better ones. */
+static void refuse_http(struct weft__conn *conn, int status, const char *words)
 {
     struct weft__refusal refusal = {0};
-    const char *why = "the request is not HTTP/1.1 that this server understands";
+    const char *why =
+        words != NULL ? words : "the request is not HTTP/1.1 that this server understands";
     if (status == 408) why = "the request did not arrive in time";
     if (status == 413) why = "the body is longer than this server accepts";
     if (status == 417) why = "only the expectation 100-continue is known";
@@ -407,7 +408,7 @@ static void take_head(struct weft__conn *conn, size_t size)
     if (status == 0 && !weft__path_decode(head.target, conn->path, &query)) status = 400;
     if (status == 0 && head.has_length && head.length > conn->body.max) status = 413;
     if (status != 0) {
-        refuse_http(conn, status);
+        refuse_http(conn, status, head.why);
         return;
     }
     conn->method = head.method;
@@ -466,7 +467,7 @@ static void take_body(struct weft__conn *conn)
     memmove(conn->in.data, conn->in.data + used, conn->in.len);
     if (used > 0) conn->deadline_ns = after_s(WEFT__STALL_S);
     if (status != 0)
-        refuse_http(conn, status);
+        refuse_http(conn, status, NULL);
     else if (done)
         body_done(conn);
 }
@@ -486,12 +487,12 @@ static void process(struct weft__conn *conn)
             }
             size_t size = weft__head_size(conn->in.data, conn->in.len);
             if (size > WEFT__HEAD_MAX || (size == 0 && conn->in.len > WEFT__HEAD_MAX))
-                refuse_http(conn, 431);
+                refuse_http(conn, 431, NULL);
             else if (size > 0)
                 take_head(conn, size);
             else if (conn->in.len > 0 && conn->in.data[0] != '\r' &&
                      !isgraph((unsigned char)conn->in.data[0]))
-                refuse_http(conn, 400); /* TLS, most likely, which waits for an answer, too */
+                refuse_http(conn, 400, NULL); /* TLS, most likely, which waits for an answer, too */
         } else if (conn->state == WEFT__CONN_BODY) {
             take_body(conn);
         }
@@ -537,9 +538,9 @@ void weft__conn_sweep(struct weft__conn *conn, uint64_t now)
     if (conn->write_deadline_ns != 0 && now > conn->write_deadline_ns)
         weft__conn_kill(conn);
     else if (conn->state == WEFT__CONN_BODY && (late || now > conn->body_deadline_ns))
-        refuse_http(conn, 408);
+        refuse_http(conn, 408, NULL);
     else if (conn->state == WEFT__CONN_HEAD && late && conn->in.len > 0)
-        refuse_http(conn, 408);
+        refuse_http(conn, 408, NULL);
     else if (late && conn->state != WEFT__CONN_BUSY)
         weft__conn_kill(conn);
 }

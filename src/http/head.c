@@ -57,8 +57,27 @@ static int take_length(struct weft__head *head, struct weft__slice value)
     return 0;
 }
 
+static int refuse_host(struct weft__head *head)
+{
+    head->why = "a request of HTTP/1.1 has one Host header with a valid value";
+    return 400;
+}
+
+/* RFC 9112, 3.2: never two, since a proxy may go by the other one. It may be empty. */
+static int take_host(struct weft__head *head, struct weft__slice value)
+{
+    if (head->has_host) return refuse_host(head);
+    head->has_host = true;
+    for (size_t i = 0; i < value.len; i++)
+        if (!isalnum((unsigned char)value.data[i]) &&
+            strchr("-._~!$&'()*+,;=%[]:", value.data[i]) == NULL)
+            return refuse_host(head);
+    return 0;
+}
+
 static int take_header(struct weft__head *head, struct weft__slice name, struct weft__slice value)
 {
+    if (equals(name, "host")) return take_host(head, value);
     if (equals(name, "content-length")) return take_length(head, value);
     if (equals(name, "transfer-encoding")) {
         if (head->chunked || !equals(value, "chunked")) return 501;
@@ -118,9 +137,9 @@ static int parse_request_line(struct weft__head *head, const char *line, size_t 
     return 0;
 }
 
-int weft__head_parse(const char *data, size_t size, struct weft__head *out)
+int weft__head_parse(const char *data, size_t size, struct weft__head *head)
 {
-    struct weft__head head = {0};
+    *head = (struct weft__head){0};
     const char *at = data, *end = data + size - 2; /* without the empty line */
     int status = 0, lines = 0;
     while (status == 0 && at < end) {
@@ -128,15 +147,15 @@ int weft__head_parse(const char *data, size_t size, struct weft__head *out)
         size_t len = (size_t)(stop - at);
         if (memchr(at, '\n', len) != NULL || memchr(at, '\0', len) != NULL) return 400;
         if (lines++ == 0)
-            status = parse_request_line(&head, at, len);
+            status = parse_request_line(head, at, len);
         else
-            status = parse_header(&head, at, len);
+            status = parse_header(head, at, len);
         at = stop + 2;
     }
     if (lines > WEFT__HEADERS_MAX) return 431;
-    if (status == 0 && head.chunked && head.has_length) status = 400;
-    if (status == 0 && head.chunked && head.minor == 0) status = 400;
-    *out = head;
+    if (status == 0 && head->chunked && head->has_length) status = 400;
+    if (status == 0 && head->chunked && head->minor == 0) status = 400;
+    if (status == 0 && head->minor == 1 && !head->has_host) status = refuse_host(head);
     return status;
 }
 

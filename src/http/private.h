@@ -74,15 +74,16 @@ const char *weft__method_name(enum weft__method method);
 struct weft__head { /* slices point into the bytes that were parsed */
     enum weft__method method;
     int minor; /* HTTP/1.minor */
-    bool keep_alive, chunked, has_length, expect;
+    bool keep_alive, chunked, has_length, has_host, expect;
     uint64_t length; /* of the body, if has_length */
     struct weft__slice target, authorization, api_key, request_id;
+    const char *why; /* of a refusal whose status says too little; or NULL */
 };
 
 /* Bytes up to and with the empty line; 0: not all there yet. */
 size_t weft__head_size(const char *data, size_t len);
 /* Parses a whole head. Returns 0, or the status to refuse it with. */
-int weft__head_parse(const char *data, size_t size, struct weft__head *out);
+int weft__head_parse(const char *data, size_t size, struct weft__head *head);
 /* Cuts off the query, decodes %xx, drops trailing slashes. False: not a path. */
 bool weft__path_decode(struct weft__slice target, char out[WEFT__PATH_MAX],
                        struct weft__slice *query);

@@ -24,7 +24,7 @@ async def exchange(port, data, limit=120):
 
 def request(body, path="/v1/chat/completions"):
     text = json.dumps(body).encode()
-    return b"POST %s HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (
+    return b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (
         path.encode(), len(text), text)
 
 
@@ -161,7 +161,7 @@ class Mix:
 
     async def malformed(self):
         data = self.random.choice((b"GARBAGE\r\n\r\n", request({"prompt": 3}), request({"n": -1}),
-                                   b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\n"
+                                   b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
                                    b"Content-Length: 5\r\n\r\n{nope",
                                    question("x", temperature="hot"), request({}, "/v1/nothing")))
         status, _ = await exchange(self.port, data)
@@ -172,7 +172,7 @@ class Mix:
             status, _ = await exchange(self.port, question("long " * 3000))
             self.note("oversized", status == 400, status)
         else:
-            status, _ = await exchange(self.port, b"POST /v1/completions HTTP/1.1\r\n"
+            status, _ = await exchange(self.port, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
                                                   b"Content-Length: 99999999999\r\n\r\n")
             self.note("oversized", status == 413, status)
 

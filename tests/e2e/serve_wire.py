@@ -35,7 +35,7 @@ def test_framing(s):
     small = {"prompt": "x", "max_tokens": 1}
     same("pipelined work", statuses(s.raw(post(small) + post(small) + last)), [200, 200, 200])
     body = json.dumps(small).encode()
-    chunked = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    chunked = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     pieces = b"".join(b"%x;ext=1\r\n%s\r\n" % (len(body[i:i + 7]), body[i:i + 7])
                       for i in range(0, len(body), 7))
     same("chunked", statuses(s.raw(chunked + pieces + b"0\r\nTrailer: 1\r\n\r\n")), [200])
@@ -58,38 +58,41 @@ def test_framing(s):
 
 def test_refusals(s):
     for what, data, status in (
-            ("both lengths", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 2\r\n"
+            ("both lengths", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
                              b"Transfer-Encoding: chunked\r\n\r\n{}", 400),
-            ("two lengths", b"POST /x HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n", 400),
-            ("negative length", b"POST /x HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
-            ("huge length", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 999999999999\r\n\r\n", 413),
-            ("over the cap", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 67108865\r\n\r\n", 413),
-            ("bad chunk", b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
-            ("chunk ended by LF", b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\n{}\n0\n\n", 400),
-            ("gzip", b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
+            ("two lengths", b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n", 400),
+            ("negative length", b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+            ("huge length", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n", 413),
+            ("over the cap", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 67108865\r\n\r\n", 413),
+            ("bad chunk", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+            ("chunk ended by LF", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\n{}\n0\n\n", 400),
+            ("gzip", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
             ("no colon", b"GET / HTTP/1.1\r\nHost\r\n\r\n", 400),
-            ("folded", b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n", 400),
+            ("folded", b"GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n", 400),
+            ("no host", b"GET /health HTTP/1.1\r\n\r\n", 400),
+            ("two hosts", b"GET /health HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n", 400),
             ("blank before colon", b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", 400),
             ("bare LF", b"GET / HTTP/1.1\nHost: x\r\n\r\n", 400),
-            ("NUL", b"GET / HTTP/1.1\r\nA: \0\r\n\r\n", 400),
+            ("NUL", b"GET / HTTP/1.1\r\nHost: x\r\nA: \0\r\n\r\n", 400),
             ("not HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
             ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\n", 505),
-            ("bad escape", b"GET /%zz HTTP/1.1\r\n\r\n", 400),
-            ("NUL in the path", b"GET /a%00b HTTP/1.1\r\n\r\n", 400),
-            ("expectation", b"POST /v1/completions HTTP/1.1\r\nExpect: x\r\n\r\n", 417),
-            ("long head", b"GET / HTTP/1.1\r\nA: " + b"x" * 70000 + b"\r\n\r\n", 431),
+            ("bad escape", b"GET /%zz HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+            ("NUL in the path", b"GET /a%00b HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+            ("expectation", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: x\r\n\r\n", 417),
+            ("long head", b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 70000 + b"\r\n\r\n", 431),
             ("long line", b"GET /" + b"x" * 70000, 431),
-            ("many headers", b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
-            ("method", b"BREW /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n", 405)):
+            ("many headers", b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
+            ("method", b"BREW /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 405)):
         answer = s.raw(data)
         same(what, statuses(answer), [status])
         head, _, body = answer.partition(b"\r\n\r\n")
         check(what + ": JSON", b"application/json" in head and "error" in json.loads(body), answer)
         check(what + ": closes", b"Connection: close" in head, head)
-    check("unknown method", b"/ does not work with this method" in s.raw(b"BREW / HTTP/1.1\r\nConnection: close\r\n\r\n"))
+    check("the host is named", b"one Host header" in s.raw(b"GET /health HTTP/1.1\r\n\r\n"))
+    check("unknown method", b"/ does not work with this method" in s.raw(b"BREW / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
     same("unknown path before the body", statuses(s.raw(
-        b"POST /nothing HTTP/1.1\r\nContent-Length: 60000000\r\n\r\nabc")), [404])
-    big = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n\r\nabc")), [404])
+    big = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection(("127.0.0.1", s.port), 30) as sock:
         sock.sendall(big)
         answer = b""
@@ -110,7 +113,7 @@ def test_stalls(s):
         got[name] = s.raw(data, timeout=50)
 
     cases = {"head": b"GET /health HTTP/1.1\r\nHost:", "chunk":
-             b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
              "body": post(LONG)[:-3]}
     threads = [threading.Thread(target=stall, args=case) for case in cases.items()]
     for thread in threads:
@@ -182,10 +185,10 @@ def test_blocked_reader(s):
     with socket.create_connection(("127.0.0.1", s.port), 1) as sock:
         with contextlib.suppress(OSError):
             for _ in range(200):
-                sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 1000)
+                sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
         check("unread answers", s.resident_kib() - before < 64 << 10, s.resident_kib() - before)
     with socket.create_connection(("127.0.0.1", s.port), 30) as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 499 + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 499 + b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         time.sleep(0.5)
         answer = b""
         while piece := sock.recv(1 << 20):
@@ -222,7 +225,7 @@ def test_large_bodies(s):
     for thread in asks:
         thread.start()
     sock = socket.create_connection(("127.0.0.1", s.port), 10)
-    sock.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(members) + members.encode())
+    sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(members) + members.encode())
     time.sleep(0.2)
     sock.close()
     slowest = 0

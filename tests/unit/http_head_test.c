@@ -42,9 +42,9 @@ static void keep_alive_follows_the_version(void **unused)
         const char *text;
         bool alive;
     } cases[] = {
-        {"GET / HTTP/1.1\r\n\r\n", true},
-        {"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", false},
-        {"GET / HTTP/1.1\r\nConnection: upgrade , Close\r\n\r\n", false},
+        {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", true},
+        {"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", false},
+        {"GET / HTTP/1.1\r\nHost: x\r\nConnection: upgrade , Close\r\n\r\n", false},
         {"GET / HTTP/1.0\r\n\r\n", false},
         {"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", true},
     };
@@ -63,29 +63,57 @@ static void bad_heads_have_their_status(void **unused)
         int status;
     } cases[] = {
         {"GET /\r\n\r\n", 400},
-        {"GET  / HTTP/1.1\r\n\r\n", 400},
+        {"GET  / HTTP/1.1\r\nHost: x\r\n\r\n", 400},
         {"GET / HTTP/1.1 \r\n\r\n", 400},
-        {"G(T / HTTP/1.1\r\n\r\n", 400},
+        {"G(T / HTTP/1.1\r\nHost: x\r\n\r\n", 400},
         {"GET / HTTP/2.0\r\n\r\n", 505},
         {"GET / HTTP/1.2\r\n\r\n", 505},
-        {"GET / HTTP/1.1\r\nA\r\n\r\n", 400},
-        {"GET / HTTP/1.1\r\n: b\r\n\r\n", 400},
-        {"GET / HTTP/1.1\r\nA : b\r\n\r\n", 400},
-        {"GET / HTTP/1.1\r\nA: b\nC: d\r\n\r\n", 400},
-        {"GET / HTTP/1.1\r\nContent-Length: +1\r\n\r\n", 400},
-        {"GET / HTTP/1.1\r\nContent-Length: 0x1\r\n\r\n", 400},
-        {"GET / HTTP/1.1\r\nContent-Length:\r\n\r\n", 400},
-        {"GET / HTTP/1.1\r\nContent-Length: 1, 1\r\n\r\n", 400},
-        {"GET / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", 400},
-        {"GET / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: x\r\nA\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: x\r\n: b\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: x\r\nA : b\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: x\r\nA: b\nC: d\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 0x1\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: x\r\nContent-Length:\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1, 1\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+         400},
         {"GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400},
-        {"GET / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501},
-        {"GET / HTTP/1.1\r\nExpect: tea\r\n\r\n", 417},
+        {"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501},
+        {"GET / HTTP/1.1\r\nHost: x\r\nExpect: tea\r\n\r\n", 417},
     };
     for (size_t i = 0; i < WEFT__COUNT(cases); i++) {
         struct weft__head head;
         int status = parse(cases[i].text, &head);
         if (status != cases[i].status)
+            fail_msg("%s: %d, wanted %d", cases[i].text, status, cases[i].status);
+    }
+}
+
+/* RFC 9112, 3.2. */
+static void a_host_is_named_once(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *text;
+        int status;
+    } cases[] = {
+        {"GET / HTTP/1.1\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: a\r\nhost: a\r\n\r\n", 400},
+        {"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: a, b\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n", 400},
+        {"GET / HTTP/1.1\r\nHost: \xc3\xa4\r\n\r\n", 400},
+        {"GET / HTTP/1.0\r\n\r\n", 0},
+        {"GET / HTTP/1.1\r\nHOST:\r\n\r\n", 0},
+        {"GET / HTTP/1.1\r\nHost: [fe80::1%25eth0]:8000\r\n\r\n", 0},
+        {"GET / HTTP/1.1\r\nHost: my_host.example-1.org:80\r\n\r\n", 0},
+    };
+    for (size_t i = 0; i < WEFT__COUNT(cases); i++) {
+        struct weft__head head;
+        int status = parse(cases[i].text, &head);
+        if (status != cases[i].status || (status != 0) != (head.why != NULL))
             fail_msg("%s: %d, wanted %d", cases[i].text, status, cases[i].status);
     }
 }
@@ -173,6 +201,7 @@ int main(void)
         cmocka_unit_test(a_head_is_read),
         cmocka_unit_test(keep_alive_follows_the_version),
         cmocka_unit_test(bad_heads_have_their_status),
+        cmocka_unit_test(a_host_is_named_once),
         cmocka_unit_test(paths_are_decoded),
         cmocka_unit_test(chunks_are_joined),
         cmocka_unit_test(bad_chunks_have_their_status),
