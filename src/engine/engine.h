@@ -81,6 +81,10 @@ void weft__generation_config_add_eos(struct weft__generation_config *config, int
 
 /* Bytes this process may still use: MemAvailable, bounded by the limits of its control groups. */
 uint64_t weft__memory_available(void);
+/* The directory of the group whose limits for the controller hold: in version 1 each may have its
+ * own, "4:memory:/path" in own, the text of /proc/self/cgroup; version 2 has the others,
+ * "0::/path". */
+void weft__group_find(const char *own, const char *controller, char *dir, size_t size);
 /* What the control group at dir still allows, pages of files taken as free, as in MemAvailable;
  * UINT64_MAX: it has no limit. */
 uint64_t weft__group_memory(const char *dir);

@@ -12,7 +12,8 @@ enum {
     DEFAULT_RUNNING = 64,
     DEFAULT_QUEUE = 4096,
     MAX_THREADS = 1024,
-    THREADS_A_CPU = 8,   /* at most, all ranks together */
+    THREADS_A_CPU = 8, /* at most, all ranks together */
+    PATH_BYTES = 4096,
     RESERVE = 256 << 20, /* left to the rest of the process and the machine */
 };
 
@@ -29,7 +30,7 @@ static bool read_text(const char *path, char *text, size_t size)
 /* The number behind the key in a file; UINT64_MAX: there is none. */
 static uint64_t read_number(const char *dir, const char *name, const char *key)
 {
-    char path[4096], text[8192], *end;
+    char path[PATH_BYTES], text[8192], *end;
     if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path ||
         !read_text(path, text, sizeof text))
         return UINT64_MAX;
@@ -39,18 +40,45 @@ static uint64_t read_number(const char *dir, const char *name, const char *key)
     return end != at + strlen(key) ? number : UINT64_MAX;
 }
 
-/* ---- control groups, version 2: limits of a group and of those around it hold ---- */
+/* ---- control groups, both versions: limits of a group and of those around it hold ---- */
 
 static const char groups[] = "/sys/fs/cgroup";
 
-/* The directory of this process's group. */
-static void own_group(char *dir, size_t size)
+/* Whether the word is in the list ":cpu,cpuacct:". */
+static bool lists(const char *list, const char *word)
 {
-    char text[4096];
-    const char *own =
-        read_text("/proc/self/cgroup", text, sizeof text) ? strstr(text, "0::") : NULL;
-    int len = own != NULL ? (int)strcspn(own + 3, "\n") : 0;
-    (void)snprintf(dir, size, "%s%.*s", groups, len, own != NULL ? own + 3 : "");
+    size_t len = strlen(word), skip;
+    do {
+        list++;
+        skip = strcspn(list, ",:");
+        if (skip == len && memcmp(list, word, len) == 0) return true;
+        list += skip;
+    } while (*list == ',');
+    return false;
+}
+
+void weft__group_find(const char *own, const char *controller, char *dir, size_t size)
+{
+    (void)snprintf(dir, size, "%s", groups);
+    for (const char *line = own, *end; *line != '\0'; line = end + (*end == '\n')) {
+        end = line + strcspn(line, "\n");
+        const char *list = memchr(line, ':', (size_t)(end - line));
+        const char *path = list ? memchr(list + 1, ':', (size_t)(end - list - 1)) : NULL;
+        if (path == NULL) continue;
+        int len = (int)(end - ++path);
+        if (path - list == 2) (void)snprintf(dir, size, "%s%.*s", groups, len, path);
+        if (!lists(list, controller)) continue;
+        (void)snprintf(dir, size, "%s/%s%.*s", groups, controller, len, path);
+        return;
+    }
+}
+
+/* The directory of this process's group. */
+static void own_group(const char *controller, char *dir, size_t size)
+{
+    char text[16384];
+    bool known = read_text("/proc/self/cgroup", text, sizeof text);
+    weft__group_find(known ? text : "", controller, dir, size);
 }
 
 /* From a group to the one around it; false: there is none. */
@@ -64,10 +92,16 @@ static bool leave_group(char *dir)
 uint64_t weft__group_memory(const char *dir)
 {
     uint64_t max = read_number(dir, "memory.max", ""),
-             used = read_number(dir, "memory.current", "");
-    if (max == UINT64_MAX || used == UINT64_MAX) return UINT64_MAX;
-    uint64_t active = read_number(dir, "memory.stat", "\nactive_file "),
+             used = read_number(dir, "memory.current", ""),
+             active = read_number(dir, "memory.stat", "\nactive_file "),
              inactive = read_number(dir, "memory.stat", "\ninactive_file ");
+    if (used == UINT64_MAX) { /* not version 2 */
+        max = read_number(dir, "memory.limit_in_bytes", "");
+        used = read_number(dir, "memory.usage_in_bytes", "");
+        active = read_number(dir, "memory.stat", "\ntotal_active_file ");
+        inactive = read_number(dir, "memory.stat", "\ntotal_inactive_file ");
+    }
+    if (max == UINT64_MAX || used == UINT64_MAX) return UINT64_MAX;
     if (active < used && inactive < used - active) used -= active + inactive;
     return max > used ? max - used : 0;
 }
@@ -75,6 +109,10 @@ uint64_t weft__group_memory(const char *dir)
 int weft__group_cpus(const char *dir)
 {
     uint64_t quota = read_number(dir, "cpu.max", ""), period = read_number(dir, "cpu.max", " ");
+    if (quota == UINT64_MAX) {
+        quota = read_number(dir, "cpu.cfs_quota_us", ""); /* -1, read as UINT64_MAX: none */
+        period = read_number(dir, "cpu.cfs_period_us", "");
+    }
     if (quota == UINT64_MAX || period == UINT64_MAX || period == 0 || quota / period >= INT32_MAX)
         return INT32_MAX;
     return (int)(quota / period + (quota % period != 0));
@@ -82,10 +120,10 @@ int weft__group_cpus(const char *dir)
 
 uint64_t weft__memory_available(void)
 {
-    char dir[4200];
+    char dir[PATH_BYTES + 64];
     uint64_t kib = read_number("/proc", "meminfo", "MemAvailable:");
     uint64_t available = kib < UINT64_MAX / 1024 ? kib * 1024 : UINT64_MAX;
-    own_group(dir, sizeof dir);
+    own_group("memory", dir, sizeof dir);
     do {
         uint64_t left = weft__group_memory(dir);
         if (left < available) available = left;
@@ -95,11 +133,11 @@ uint64_t weft__memory_available(void)
 
 int weft__cpu_count(void)
 {
-    char dir[4200];
+    char dir[PATH_BYTES + 64];
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
     int count = CPU_COUNT(&set);
-    own_group(dir, sizeof dir);
+    own_group("cpu", dir, sizeof dir);
     do {
         int cpus = weft__group_cpus(dir);
         if (cpus < count) count = cpus;

@@ -313,12 +313,22 @@ static void loading_may_take_long_but_not_hang(void **state)
     assert_non_null(strstr(err.text, "rank 0 gave no sign of life for 300 ms"));
 }
 
+static void remove_files(const char *dir, const char *const *names, size_t count)
+{
+    char path[256];
+    for (size_t i = 0; i < count; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        (void)unlink(path);
+    }
+    assert_int_equal(rmdir(dir), 0);
+}
+
 /* Of memory, pages of files count as free: those of a model read once before are no reason to
  * refuse it. Of a CPU, a part makes one. */
 static void limits_of_a_control_group_are_read(void **state)
 {
     (void)state;
-    char dir[] = "/tmp/weft-group-XXXXXX", path[256];
+    char dir[] = "/tmp/weft-group-XXXXXX";
     static const char *const names[] = {"memory.max", "memory.current", "memory.stat", "cpu.max"};
     assert_non_null(mkdtemp(dir));
     assert_true(weft__group_memory(dir) == UINT64_MAX);
@@ -340,11 +350,52 @@ static void limits_of_a_control_group_are_read(void **state)
     assert_int_equal(weft__group_cpus(dir), 3);
     put(dir, "cpu.max", "1000 100000\n");
     assert_int_equal(weft__group_cpus(dir), 1);
-    for (size_t i = 0; i < WEFT__COUNT(names); i++) {
-        (void)snprintf(path, sizeof path, "%s/%s", dir, names[i]);
-        (void)unlink(path);
+    remove_files(dir, names, WEFT__COUNT(names));
+}
+
+/* Version 1: other files, and numbers of a group alone beside those with the groups in it. */
+static void limits_of_an_older_control_group_are_read(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/weft-group-XXXXXX";
+    static const char *const names[] = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+                                        "memory.stat", "cpu.cfs_quota_us", "cpu.cfs_period_us"};
+    assert_non_null(mkdtemp(dir));
+    put(dir, "memory.usage_in_bytes", "700\n");
+    put(dir, "memory.limit_in_bytes", "9223372036854771712\n"); /* none */
+    assert_true(weft__group_memory(dir) > (uint64_t)1 << 62);
+    put(dir, "memory.limit_in_bytes", "1000\n");
+    assert_int_equal(weft__group_memory(dir), 300);
+    put(dir, "memory.stat",
+        "cache 9\ninactive_file 4\nactive_file 1\ntotal_inactive_file 400\ntotal_active_file "
+        "100\n");
+    assert_int_equal(weft__group_memory(dir), 800);
+    put(dir, "cpu.cfs_quota_us", "-1\n");
+    put(dir, "cpu.cfs_period_us", "100000\n");
+    assert_int_equal(weft__group_cpus(dir), INT32_MAX);
+    put(dir, "cpu.cfs_quota_us", "150000\n");
+    assert_int_equal(weft__group_cpus(dir), 2);
+    remove_files(dir, names, WEFT__COUNT(names));
+}
+
+static void the_group_of_a_controller_is_found(void **state)
+{
+    (void)state;
+    static const char old[] =
+        "12:cpuset:/wrong\n7:cpu,cpuacct:/a\n4:memory:/b/c\n1:name=systemd:/d\n",
+                      both[] = "4:memory:/b\n0::/e/memory\n", new[] = "0::/e:f\n";
+    static const struct {
+        const char *own, *controller, *dir;
+    } cases[] = {
+        {old, "memory", "/sys/fs/cgroup/memory/b/c"}, {old, "cpu", "/sys/fs/cgroup/cpu/a"},
+        {both, "memory", "/sys/fs/cgroup/memory/b"},  {both, "cpu", "/sys/fs/cgroup/e/memory"},
+        {new, "memory", "/sys/fs/cgroup/e:f"},        {"", "memory", "/sys/fs/cgroup"},
+    };
+    for (size_t i = 0; i < WEFT__COUNT(cases); i++) {
+        char dir[256];
+        weft__group_find(cases[i].own, cases[i].controller, dir, sizeof dir);
+        assert_string_equal(dir, cases[i].dir);
     }
-    assert_int_equal(rmdir(dir), 0);
 }
 
 static void each_default_rank_has_a_cpu(void **state)
@@ -369,6 +420,8 @@ int main(void)
         cmocka_unit_test(generation_config_is_taken_as_it_is),
         cmocka_unit_test(loading_may_take_long_but_not_hang),
         cmocka_unit_test(limits_of_a_control_group_are_read),
+        cmocka_unit_test(limits_of_an_older_control_group_are_read),
+        cmocka_unit_test(the_group_of_a_controller_is_found),
         cmocka_unit_test(each_default_rank_has_a_cpu),
     };
     return cmocka_run_group_tests(tests, open_atlas, close_atlas);
