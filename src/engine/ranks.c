@@ -190,8 +190,12 @@ static weft_status rank_load(struct rank *r, weft_error *err)
     WEFT__TRY(all->device->core->open(&options, &r->dev, err));
     WEFT__TRY(make_room(r, err));
     if (r->index == 0) weft__warm(all->checkpoint, all->arch, &all->options, r->comm);
-    return weft__model_open(all->arch, all->checkpoint, all->device, r->dev, r->comm,
-                            &all->options.limits, &r->model, err);
+    const struct weft__model_parts parts = {.arch = all->arch,
+                                            .checkpoint = all->checkpoint,
+                                            .device = all->device,
+                                            .dev = r->dev,
+                                            .comm = r->comm};
+    return weft__model_open(&parts, &all->options.limits, &r->model, err);
 }
 
 /* Rank 0's options hold for all, but for pointers, which are good in one process. */

@@ -88,10 +88,10 @@ void weft__header_free(struct weft__header *header);
 
 /* ---- quantising ---- */
 
-/* rows x cols of F32, cols a multiple of 16, to codes [rows, cols / 2] and E4M3 scales
- * [rows, cols / 16] under the global scale. Adds to *sum. */
-void weft__quantize_nvfp4(const float *w, int64_t rows, int64_t cols, float scale_global,
-                          uint8_t *codes, uint8_t *scales, struct weft__quantize_error *sum);
+/* w [count], a multiple of 16, to codes [count / 2] and E4M3 scales [count / 16] under the global
+ * scale. Adds to *sum. */
+void weft__quantize_nvfp4(const float *w, int64_t count, float scale_global, uint8_t *codes,
+                          uint8_t *scales, struct weft__quantize_error *sum);
 
 /* At most 128 rows of cols to E4M3 codes [rows, cols] and one scale each 128 columns. */
 void weft__quantize_fp8(const float *w, int64_t rows, int64_t cols, uint8_t *codes, float *scales,

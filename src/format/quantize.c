@@ -129,7 +129,7 @@ static weft_status write_nvfp4(struct job *job, const struct weft__quantize_item
     for (struct tile t = {0}; status == WEFT_OK && next_tile(&t, item->source.shape[0], cols);) {
         status = read_tile(job, &item->source, &t, &amax);
         if (status != WEFT_OK) break;
-        weft__quantize_nvfp4(job->w, t.rows, t.cols, global, job->codes, job->block_scale, sum);
+        weft__quantize_nvfp4(job->w, t.rows * t.cols, global, job->codes, job->block_scale, sum);
         status = write_tile(job, item->offset[0], &t, cols, 2, job->codes);
         if (status == WEFT_OK)
             status = write_tile(job, item->offset[1], &t, cols, 16, job->block_scale);

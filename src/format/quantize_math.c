@@ -43,10 +43,10 @@ static uint8_t nvfp4_scale(const float *w, float scale_global)
     return weft__e4m3_from_f32(larger(scale, 0x1p-9f)); /* which saturates at 448 */
 }
 
-void weft__quantize_nvfp4(const float *w, int64_t rows, int64_t cols, float scale_global,
-                          uint8_t *codes, uint8_t *scales, struct weft__quantize_error *sum)
+void weft__quantize_nvfp4(const float *w, int64_t count, float scale_global, uint8_t *codes,
+                          uint8_t *scales, struct weft__quantize_error *sum)
 {
-    for (int64_t block = 0; block < rows * cols / NVFP4_BLOCK; block++) {
+    for (int64_t block = 0; block < count / NVFP4_BLOCK; block++) {
         const float *x = w + block * NVFP4_BLOCK;
         scales[block] = nvfp4_scale(x, scale_global);
         float scale = weft__f32_from_e4m3(scales[block]) * scale_global;

@@ -235,24 +235,24 @@ static weft_status prepare(struct weft__model *m, weft_error *err)
     return WEFT_OK;
 }
 
-weft_status weft__model_open(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
-                             const struct weft__device *device, struct weft__dev *dev,
-                             weft_comm *comm, const struct weft__model_limits *limits,
-                             struct weft__model **out, weft_error *err)
+weft_status weft__model_open(const struct weft__model_parts *parts,
+                             const struct weft__model_limits *limits, struct weft__model **out,
+                             weft_error *err)
 {
+    const struct weft__arch *arch = parts->arch;
     struct weft__arena arena = {0};
     struct weft__model *m = weft__arena_alloc(&arena, sizeof *m);
     if (m == NULL) return weft__fail_oom(err, sizeof *m, "a rank");
     *m = (struct weft__model){.arch = arch,
-                              .device = device,
-                              .dev = dev,
-                              .comm = comm,
+                              .device = parts->device,
+                              .dev = parts->dev,
+                              .comm = parts->comm,
                               .limits = *limits,
                               .arena = arena};
-    m->shard = weft__shard_of(arch, weft__head_unit(checkpoint, arch), weft_comm_rank(comm),
-                              weft_comm_size(comm));
+    m->shard = weft__shard_of(arch, weft__head_unit(parts->checkpoint, arch),
+                              weft_comm_rank(parts->comm), weft_comm_size(parts->comm));
     weft_status status =
-        weft__weights_load(checkpoint, arch, &m->shard, comm, &m->arena, &m->weights, err);
+        weft__weights_load(parts->checkpoint, arch, &m->shard, parts->comm, &m->weights, err);
     if (status == WEFT_OK) status = make_tables(m, err);
     if (status == WEFT_OK) status = allocate(m, err);
     if (status == WEFT_OK) status = prepare(m, err);
@@ -269,6 +269,7 @@ void weft__model_close(struct weft__model *m)
     if (m == NULL) return;
     for (size_t i = 0; i < WEFT__COUNT(m->memory); i++)
         if (m->memory[i] != NULL) m->device->core->free(m->dev, m->memory[i]);
+    weft__weights_free(&m->weights);
     struct weft__arena arena = m->arena; /* holds m itself */
     weft__arena_free(&arena);
 }

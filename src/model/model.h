@@ -97,7 +97,7 @@ struct weft__shard {
     struct weft__range vocab;    /* rows of lm_head */
 };
 
-/* ---- weights of one rank; slices of the mapping, or small F32 vectors in the arena ---- */
+/* ---- weights of one rank; slices of the mapping, or small F32 vectors of their own ---- */
 
 struct weft__mlp_weights {
     struct weft__matrix gate, up, down; /* [I', H], [I', H], [H, I']; gate and up run as one */
@@ -123,14 +123,15 @@ struct weft__weights {
     const float *final_norm;
     struct weft__layer *layer; /* [layers] */
     size_t mapped_bytes;       /* of the checkpoint that this rank reads */
+    struct weft__arena arena;  /* of vectors and tables */
 };
 
-/* Finds and slices every tensor of the rank. Vectors and tables live in the arena. comm not NULL:
- * also reads the scales and refuses NaN among them, with a sign of life a matrix. */
+/* Finds and slices every tensor of the rank. comm not NULL: also reads the scales and refuses NaN
+ * among them, with a sign of life a matrix. */
 weft_status weft__weights_load(struct weft__checkpoint *checkpoint, const struct weft__arch *arch,
                                const struct weft__shard *shard, weft_comm *comm,
-                               struct weft__arena *arena, struct weft__weights *out,
-                               weft_error *err);
+                               struct weft__weights *out, weft_error *err);
+void weft__weights_free(struct weft__weights *weights);
 
 /* Query heads that a rank takes together, so that o_proj's columns split on NVFP4 blocks. */
 int64_t weft__head_unit(const struct weft__checkpoint *checkpoint, const struct weft__arch *arch);
@@ -173,12 +174,18 @@ struct weft__model_bytes weft__model_measure(const struct weft__arch *arch,
 /* Rows that a dense feed-forward layer computes, and a message of comm holds, at once. */
 enum { WEFT__BLOCK_ROWS = 512 };
 
-/* Borrows everything but limits. Collective: every rank of comm calls it. comm's messages hold
- * WEFT__BLOCK_ROWS rows of the residual stream, or limits->tokens if that is less. */
-weft_status weft__model_open(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
-                             const struct weft__device *device, struct weft__dev *dev,
-                             weft_comm *comm, const struct weft__model_limits *limits,
-                             struct weft__model **out, weft_error *err);
+struct weft__model_parts { /* borrowed while the model is open */
+    const struct weft__arch *arch;
+    struct weft__checkpoint *checkpoint;
+    const struct weft__device *device;
+    struct weft__dev *dev;
+    weft_comm *comm; /* messages hold WEFT__BLOCK_ROWS rows, or limits.tokens if that is less */
+};
+
+/* Collective: every rank of parts->comm calls it. */
+weft_status weft__model_open(const struct weft__model_parts *parts,
+                             const struct weft__model_limits *limits, struct weft__model **out,
+                             weft_error *err);
 void weft__model_close(struct weft__model *model);
 
 enum weft__tiling_kind { WEFT__TILING_O, WEFT__TILING_MLP, WEFT__TILING_KINDS };

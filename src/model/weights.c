@@ -1,5 +1,5 @@
 /* Finds, checks and slices the tensors of one rank. Large ones stay in the file's mapping: a rank
- * touches only its rows or columns. Vectors and small scale tables become F32 in the arena. */
+ * touches only its rows or columns. Vectors and small scale tables become F32. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,10 +11,9 @@ struct loader {
     struct weft__checkpoint *checkpoint;
     const struct weft__arch *arch;
     const struct weft__shard *shard;
-    struct weft__arena *arena;
     weft_comm *comm; /* NULL: scales are not checked for NaN, which reads them */
     int64_t layer;
-    size_t mapped_bytes;
+    struct weft__weights weights;
     weft_error *err;
 };
 
@@ -30,10 +29,10 @@ static weft_status load_vector(struct loader *load, const char *name, int64_t n,
 {
     struct weft__tensor tensor;
     WEFT__TRY(weft__checkpoint_get(load->checkpoint, name, 1, &n, &tensor, load->err));
-    float *values = weft__arena_array(load->arena, (size_t)n, sizeof *values);
+    float *values = weft__arena_array(&load->weights.arena, (size_t)n, sizeof *values);
     if (values == NULL) return weft__fail_oom(load->err, (size_t)n * sizeof *values, name);
     WEFT__TRY(weft__tensor_f32(&tensor, values, load->err));
-    load->mapped_bytes += (size_t)tensor.bytes;
+    load->weights.mapped_bytes += (size_t)tensor.bytes;
     *out = values;
     return WEFT_OK;
 }
@@ -51,7 +50,7 @@ static weft_status load_scale_table(struct loader *load, const struct weft__line
                                     struct weft__matrix *w)
 {
     int64_t count = weft__linear_scale_count(view);
-    float *table = weft__arena_array(load->arena, (size_t)count, sizeof *table);
+    float *table = weft__arena_array(&load->weights.arena, (size_t)count, sizeof *table);
     if (table == NULL)
         return weft__fail_oom(load->err, (size_t)count * sizeof *table, view->scale.name);
     WEFT__TRY(weft__linear_scale_f32(view, table, load->err));
@@ -108,21 +107,21 @@ static weft_status slice(struct loader *load, const struct weft__linear_view *vi
     if (load->comm != NULL) weft_comm_heartbeat(load->comm);
     set_activations(view, &w);
     w.data = view->weight.data + rows.begin * view->row_bytes + cols.begin * bits / 8;
-    load->mapped_bytes += (size_t)(rows.count * cols.count * bits / 8);
+    load->weights.mapped_bytes += (size_t)(rows.count * cols.count * bits / 8);
     if (view->kind == WEFT__LINEAR_NVFP4) {
         if (load->comm != NULL)
             WEFT__TRY(weft__linear_check(view, rows.begin, rows.count, load->err));
         w.scale_kind = WEFT__SCALE_NVFP4;
         w.scale_row_bytes = view->in / NVFP4_BLOCK;
         w.scale = view->scale.data + rows.begin * w.scale_row_bytes + cols.begin / NVFP4_BLOCK;
-        load->mapped_bytes += (size_t)(rows.count * cols.count / NVFP4_BLOCK);
+        load->weights.mapped_bytes += (size_t)(rows.count * cols.count / NVFP4_BLOCK);
     } else if (weft__linear_scale_count(view) > 0) {
         WEFT__TRY(load_scale_table(load, view, &rows, &cols, &w));
     }
     bool columns_split = cols.count != view->in;
     if (view->bias.name != NULL && (!columns_split || load->shard->rank == 0)) {
         struct weft__tensor bias = weft__tensor_rows(&view->bias, rows.begin, rows.count);
-        float *values = weft__arena_array(load->arena, (size_t)rows.count, sizeof *values);
+        float *values = weft__arena_array(&load->weights.arena, (size_t)rows.count, sizeof *values);
         if (values == NULL)
             return weft__fail_oom(load->err, (size_t)rows.count * sizeof *values, view->bias.name);
         WEFT__TRY(weft__tensor_f32(&bias, values, load->err));
@@ -287,7 +286,8 @@ static weft_status load_experts(struct loader *load, struct weft__layer *layer)
 {
     const struct weft__arch *a = load->arch;
     char text[NAME_MAX_BYTES];
-    struct weft__matrix *all = weft__arena_array(load->arena, 3 * (size_t)a->experts, sizeof *all);
+    struct weft__matrix *all =
+        weft__arena_array(&load->weights.arena, 3 * (size_t)a->experts, sizeof *all);
     if (all == NULL)
         return weft__fail_oom(load->err, 3 * (size_t)a->experts * sizeof *all, "the expert table");
     layer->expert_gate = all;
@@ -353,18 +353,19 @@ static weft_status load_layer(struct loader *load, struct weft__layer *layer)
     return load_mlp(load, "mlp", a->intermediate, &layer->mlp);
 }
 
-static weft_status load_ends(struct loader *load, struct weft__weights *weights)
+static weft_status load_ends(struct loader *load)
 {
     const struct weft__arch *a = load->arch;
+    struct weft__weights *weights = &load->weights;
     struct weft__linear_view embed, head;
     WEFT__TRY(weft__linear_open(load->checkpoint, "model.embed_tokens", a->vocab, a->hidden, &embed,
                                 load->err));
     WEFT__TRY(slice(load, &embed, whole(a->vocab), whole(a->hidden), &weights->embed));
     WEFT__TRY(load_vector(load, "model.norm.weight", a->hidden, &weights->final_norm));
     if (a->tied) {
-        size_t counted = load->mapped_bytes;
+        size_t counted = weights->mapped_bytes;
         WEFT__TRY(slice(load, &embed, load->shard->vocab, whole(a->hidden), &weights->lm_head));
-        load->mapped_bytes = counted; /* the same bytes */
+        weights->mapped_bytes = counted; /* the same bytes */
         return WEFT_OK;
     }
     WEFT__TRY(
@@ -372,27 +373,37 @@ static weft_status load_ends(struct loader *load, struct weft__weights *weights)
     return slice(load, &head, load->shard->vocab, whole(a->hidden), &weights->lm_head);
 }
 
+static weft_status load_all(struct loader *load)
+{
+    struct weft__weights *weights = &load->weights;
+    size_t layers = (size_t)load->arch->layers;
+    WEFT__TRY(load_ends(load));
+    weights->layer = weft__arena_array(&weights->arena, layers, sizeof *weights->layer);
+    if (weights->layer == NULL)
+        return weft__fail_oom(load->err, layers * sizeof *weights->layer, "the layer table");
+    for (load->layer = 0; load->layer < load->arch->layers; load->layer++)
+        WEFT__TRY(load_layer(load, &weights->layer[load->layer]));
+    return WEFT_OK;
+}
+
 weft_status weft__weights_load(struct weft__checkpoint *checkpoint, const struct weft__arch *arch,
                                const struct weft__shard *shard, weft_comm *comm,
-                               struct weft__arena *arena, struct weft__weights *out,
-                               weft_error *err)
+                               struct weft__weights *out, weft_error *err)
 {
-    struct weft__weights weights = {0};
-    struct loader load = {.checkpoint = checkpoint,
-                          .arch = arch,
-                          .shard = shard,
-                          .arena = arena,
-                          .comm = comm,
-                          .err = err};
-    WEFT__TRY(load_ends(&load, &weights));
-    weights.layer = weft__arena_array(arena, (size_t)arch->layers, sizeof *weights.layer);
-    if (weights.layer == NULL)
-        return weft__fail_oom(err, (size_t)arch->layers * sizeof *weights.layer, "the layer table");
-    for (load.layer = 0; load.layer < arch->layers; load.layer++)
-        WEFT__TRY(load_layer(&load, &weights.layer[load.layer]));
-    weights.mapped_bytes = load.mapped_bytes;
-    *out = weights;
-    return WEFT_OK;
+    struct loader load = {
+        .checkpoint = checkpoint, .arch = arch, .shard = shard, .comm = comm, .err = err};
+    weft_status status = load_all(&load);
+    if (status == WEFT_OK)
+        *out = load.weights;
+    else
+        weft__weights_free(&load.weights);
+    return status;
+}
+
+void weft__weights_free(struct weft__weights *weights)
+{
+    weft__arena_free(&weights->arena);
+    *weights = (struct weft__weights){0};
 }
 
 int64_t weft__head_unit(const struct weft__checkpoint *checkpoint, const struct weft__arch *arch)

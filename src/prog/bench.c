@@ -14,6 +14,12 @@
 
 enum { WARMUP_TOKENS = 32, DEFAULT_REQUESTS = 1000, OPTIONS_MAX = 64 };
 
+static const char dataset_choices[] = /* behind a first bar */
+#define X(name, word) "|" word
+    WEFT__BENCH_DATASETS(X)
+#undef X
+    ;
+
 /* Of requests within --goodput, for a load to count as carried. */
 static const double GOODPUT_SHARE = 0.9;
 
@@ -41,7 +47,7 @@ static bool parse_line(struct weft__bench_options *o, const struct weft__option 
 static size_t put_data_options(struct weft__bench_options *o, struct weft__option *out)
 {
     const struct weft__option options[] = {
-        {WEFT__OPTION_CHOICE, "dataset-name", &o->dataset, 0, 0, WEFT__BENCH_DATASETS,
+        {WEFT__OPTION_CHOICE, "dataset-name", &o->dataset, 0, 0, dataset_choices + 1,
          "(random-ids)"},
         {WEFT__OPTION_STRING, "dataset-path", &o->dataset_path, 0, 0, "FILE",
          "lines or .jsonl of prompts, JSON of ShareGPT, or .jsonl of a trace; -: stdin"},
@@ -258,12 +264,12 @@ static weft_status warm_up(const struct weft__bench_options *o, const struct wef
                            weft_error *err)
 {
     struct weft__bench_data few = {.request = calloc((size_t)o->warmup + 1, sizeof *few.request)};
-    struct weft__bench_run run = {.request = few.request, .count = o->warmup, .only_start = true};
+    struct weft__bench_run run = {.data = &few, .only_start = true};
     weft_status status = WEFT_OK;
-    while (few.request != NULL && few.count < o->warmup)
+    if (few.request == NULL) return weft__fail_oom(err, sizeof *few.request, "warm-up");
+    while (status == WEFT_OK && few.count < o->warmup)
         if (!copy_first(o, &data->request[0], &few.request[few.count++]))
             status = weft__fail_oom(err, (size_t)data->request[0].body_len, "warm-up");
-    if (few.request == NULL) return weft__fail_oom(err, sizeof *few.request, "warm-up");
     weft__bench_data_reset(&few);
     if (status == WEFT_OK && o->warmup > 0) status = load(o, &run, err);
     for (int64_t i = 0; status == WEFT_OK && i < few.count; i++)
@@ -278,9 +284,8 @@ static weft_status warm_up(const struct weft__bench_options *o, const struct wef
 /* What the runs of this command share. */
 struct bench {
     struct weft__bench_options *o;
-    const struct weft__tokenizer *tok;
-    struct weft__tokenizer *own_tok;
-    struct weft__power *power; /* NULL: the server is elsewhere */
+    struct weft__tokenizer *tok; /* of a server */
+    struct weft__power *power;   /* NULL: the server is elsewhere */
     struct weft__profiles profiles;
     json_t *runs; /* the objects that were printed */
     char *model;
@@ -291,19 +296,16 @@ static weft_status run_once(struct bench *b, struct weft__bench_data *data, bool
                             weft_error *err)
 {
     const struct weft__bench_options *o = b->o;
-    struct weft__bench_run run = {.request = data->request,
-                                  .count = data->count,
-                                  .progress = !o->no_progress && isatty(STDERR_FILENO),
-                                  .keep_text = b->tok != NULL};
-    struct weft__watch *watch = NULL;
+    struct weft__bench_run run = {.data = data,
+                                  .progress = !o->no_progress && isatty(STDERR_FILENO)};
     json_t *object = NULL;
     weft__bench_data_reset(data);
-    WEFT__TRY(weft__watch_start(o, b->power, &watch, err));
+    WEFT__TRY(weft__watch_start(o, b->power, &run.watch, err));
     weft_status status = load(o, &run, err);
-    weft__watch_stop(watch);
-    if (status == WEFT_OK) status = weft__bench_print(o, b->tok, data, &run, watch, &object, err);
+    weft__watch_stop(run.watch);
+    if (status == WEFT_OK) status = weft__bench_print(o, &run, &object, err);
     if (object != NULL) (void)json_array_append_new(b->runs, object);
-    weft__watch_free(watch);
+    weft__watch_free(run.watch);
     for (int64_t i = 0; status == WEFT_OK && i < data->count; i++)
         *failures |= data->request[i].end != WEFT__END_OK;
     return status;
@@ -387,7 +389,7 @@ static weft_status run_sweep(struct bench *b, struct weft__bench_data *data, boo
 static weft_status run_all(struct bench *b, bool *failures, weft_error *err)
 {
     struct weft__bench_data data = {0};
-    WEFT__TRY(weft__bench_data_make(b->o, b->tok, &data, err));
+    WEFT__TRY(weft__bench_data_make(b->o, &data, err));
     weft_status status =
         b->o->loads > 0 ? run_sweep(b, &data, failures, err) : run_load(b, &data, failures, err);
     weft__bench_data_free(&data);
@@ -426,8 +428,8 @@ static weft_status open_engine(struct bench *b, weft_error *err)
     WEFT__TRY(weft_engine_open(o->dir, &options, &o->engine, err));
     const struct weft__engine_view *view = weft__engine_view(o->engine);
     weft__warn_unread(view->checkpoint, view->arch);
-    b->tok = view->tokenizer;
-    if (b->tok == NULL && o->vocab == 0) o->vocab = view->arch->vocab;
+    o->tok = view->tokenizer;
+    if (o->tok == NULL && o->vocab == 0) o->vocab = view->arch->vocab;
     if (o->model == NULL) o->model = o->dir;
     return WEFT_OK;
 }
@@ -453,8 +455,8 @@ static weft_status open_bench(struct bench *b, weft_error *err)
         WEFT__TRY(weft__power_open(o->powercap, &b->power, err));
     if (o->dir != NULL) return open_engine(b, err);
     if (o->tokenizer != NULL) {
-        WEFT__TRY(load_tokenizer(o->tokenizer, &b->own_tok, err));
-        b->tok = b->own_tok;
+        WEFT__TRY(load_tokenizer(o->tokenizer, &b->tok, err));
+        o->tok = b->tok;
     }
     if (o->model == NULL && o->api != WEFT__API_GENERATE) {
         WEFT__TRY(weft__bench_model(o, &b->model, err));
@@ -480,7 +482,7 @@ static int bench(struct weft__bench_options *o)
     json_decref(b.runs);
     weft_engine_close(o->engine);
     weft__power_close(b.power);
-    weft__tokenizer_free(b.own_tok);
+    weft__tokenizer_free(b.tok);
     free(b.model);
     curl_global_cleanup();
     return exit_status;

@@ -17,16 +17,21 @@ enum {
     WEFT__SWEEP_MAX = 64,              /* loads of a sweep */
 };
 
+/* name, word */
+#define WEFT__BENCH_DATASETS(X) \
+    X(RANDOM_IDS, "random-ids") \
+    X(RANDOM, "random")         \
+    X(PROMPTS, "prompts")       \
+    X(SHAREGPT, "sharegpt")     \
+    X(TURNS, "multi-turn")      \
+    X(TRACE, "trace")
+
 enum weft__bench_dataset {
-    WEFT__DATASET_RANDOM_IDS,
-    WEFT__DATASET_RANDOM,
-    WEFT__DATASET_PROMPTS,
-    WEFT__DATASET_SHAREGPT,
-    WEFT__DATASET_TURNS,
-    WEFT__DATASET_TRACE,
+#define X(name, word) WEFT__DATASET_##name,
+    WEFT__BENCH_DATASETS(X)
+#undef X
 };
-#define WEFT__BENCH_DATASETS "random-ids|random|prompts|sharegpt|multi-turn|trace"
-extern const char *const weft__bench_datasets[]; /* the same, one by one */
+extern const char *const weft__bench_datasets[]; /* their words */
 
 enum weft__bench_api {
     WEFT__API_COMPLETIONS,
@@ -75,8 +80,9 @@ struct weft__bench_options {
     bool stop_at_eos, send_ids, allow_failures, json, no_progress, details;
     struct weft__engine_flags engine_flags;
     /* made of those */
-    const char *dir;     /* in-process: the model directory; NULL: there is a URL */
-    weft_engine *engine; /* of it */
+    const char *dir;                   /* in-process: the model directory; NULL: there is a URL */
+    weft_engine *engine;               /* of it */
+    const struct weft__tokenizer *tok; /* NULL: there is none */
     const struct weft__profiles *profiles;
     double goodput_ms[3]; /* ttft, tpot, e2el; 0: any */
     double
@@ -143,17 +149,14 @@ struct weft__bench_data {
     struct weft__mt mt; /* arrivals are drawn after the data */
 };
 
-struct weft__tokenizer;
-struct weft__watch;
-struct weft__profiles;
-/* tok NULL: there is none. */
 WEFT_CHECKED weft_status weft__bench_data_make(const struct weft__bench_options *o,
-                                               const struct weft__tokenizer *tok,
                                                struct weft__bench_data *out, weft_error *err);
 /* Sets at_ns by the rate; make has done it once. */
 void weft__bench_set_arrivals(const struct weft__bench_options *o, struct weft__bench_data *data);
 void weft__bench_data_reset(struct weft__bench_data *data); /* forgets the answers */
 void weft__bench_data_free(struct weft__bench_data *data);
+/* The next line of a text that is not empty, without its end; false: there is none. */
+bool weft__next_line(const char **at, const char *end, const char **line, size_t *len);
 /* Sets how many tokens a body asks for. */
 void weft__bench_set_tokens(const struct weft__bench_options *o, json_t *body, int64_t tokens);
 /* Makes the body or the ids of `next` from the turn before it; false: no memory. */
@@ -164,14 +167,13 @@ bool weft__bench_next_turn(const struct weft__bench_options *o,
 /* ---- load: asks and times (bench_load.c a server, bench_engine.c the engine) ---- */
 
 struct weft__bench_run {
-    struct weft__bench_request *request;
-    int64_t count;
-    bool progress;        /* a bar on stderr */
-    bool keep_text;       /* for counting tokens */
-    bool only_start;      /* warm-up: no arrival times */
-    uint64_t duration_ns; /* out: from the first dispatch to the last end */
-    uint64_t cpu_ns;      /* out: of this process */
-    int64_t events;       /* out: with output */
+    struct weft__bench_data *data;
+    struct weft__watch *watch; /* NULL: of the warm-up */
+    bool progress;             /* a bar on stderr */
+    bool only_start;           /* warm-up: no arrival times */
+    uint64_t duration_ns;      /* out: from the first dispatch to the last end */
+    uint64_t cpu_ns;           /* out: of this process */
+    int64_t events;            /* out: with output */
 };
 WEFT_CHECKED weft_status weft__bench_load(const struct weft__bench_options *o,
                                           struct weft__bench_run *run, weft_error *err);
@@ -190,6 +192,8 @@ WEFT_CHECKED weft_status weft__bench_model(const struct weft__bench_options *o, 
 struct weft__pace {
     const struct weft__bench_options *o;
     struct weft__bench_run *run;
+    struct weft__bench_request *request; /* [count] those of the run */
+    int64_t count;
     int64_t limit, active, next, finished, failed;
     int64_t *ready; /* ring [count] of later turns that can be sent */
     int64_t ready_head, ready_count;
@@ -231,10 +235,7 @@ void weft__bench_fail(struct weft__bench_request *r, enum weft__bench_end end, c
 /* Prints the table, or with --json the object; appends it to --output-file. *out is the object,
  * caller frees. */
 WEFT_CHECKED weft_status weft__bench_print(const struct weft__bench_options *o,
-                                           const struct weft__tokenizer *tok,
-                                           const struct weft__bench_data *data,
-                                           const struct weft__bench_run *run,
-                                           const struct weft__watch *watch, json_t **out,
+                                           const struct weft__bench_run *run, json_t **out,
                                            weft_error *err);
 double weft__percentile(const double *sorted, int64_t count,
                         double percent); /* linear; 0 of none */
@@ -327,6 +328,7 @@ struct weft__judged {
 extern const struct weft__thresholds weft__thresholds_default;
 void weft__judge(const struct weft__evidence *e, const struct weft__thresholds *t,
                  struct weft__judged *out);
+json_t *weft__number_json(double value); /* null if it is not finite */
 json_t *weft__thresholds_json(const struct weft__thresholds *t);
 
 /* What `weft bench calibrate` measured, watts. */
@@ -347,8 +349,19 @@ struct weft__thresholds weft__profiles_find(const struct weft__profiles *profile
 
 /* ---- watch: power and progress through a run (bench_watch.c) ---- */
 
-struct weft__rank_time { /* seconds since the engine's start */
-    double prefill, decode, moving, waiting, sampling, steps;
+/* member, its name in /metrics */
+#define WEFT__RANK_TIMES(X)               \
+    X(prefill, "prefill_seconds_total")   \
+    X(decode, "decode_seconds_total")     \
+    X(moving, "collective_seconds_total") \
+    X(waiting, "wait_seconds_total")      \
+    X(sampling, "sample_seconds_total")   \
+    X(steps, "steps_total")
+
+struct weft__rank_time { /* since the engine's start; seconds, but steps */
+#define X(member, metric) double member;
+    WEFT__RANK_TIMES(X)
+#undef X
 };
 struct weft__progress {
     int ranks;

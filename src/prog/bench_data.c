@@ -7,14 +7,16 @@
 #include "bench.h"
 #include "token/token.h"
 
-const char *const weft__bench_datasets[] = {"random-ids", "random",     "prompts",
-                                            "sharegpt",   "multi-turn", "trace"};
+const char *const weft__bench_datasets[] = {
+#define X(name, word) word,
+    WEFT__BENCH_DATASETS(X)
+#undef X
+};
 
 /* ---- one request ---- */
 
 struct maker {
     const struct weft__bench_options *o;
-    const struct weft__tokenizer *tok;
     struct weft__bench_data *data;
     json_t *extra; /* NULL: none */
     struct weft__mt numpy, python;
@@ -95,10 +97,10 @@ static weft_status copy_ids(struct maker *m, const struct prompt *p, unsigned fl
     const int32_t *from = p->ids;
     *count = p->count;
     if (p->text != NULL) {
-        if (m->tok == NULL)
+        if (m->o->tok == NULL)
             return weft__fail(m->err, WEFT_NOT_FOUND,
                               "%s has no tokenizer.json: text can't be sent", m->o->dir);
-        WEFT__TRY(weft__tokenizer_encode(m->tok, p->text, p->len, flags, &ids, m->err));
+        WEFT__TRY(weft__tokenizer_encode(m->o->tok, p->text, p->len, flags, &ids, m->err));
         from = ids.data;
         *count = (int64_t)ids.len;
     }
@@ -127,8 +129,8 @@ static weft_status count_tokens(struct maker *m, const char *text, size_t len, i
     struct weft__ids ids = {0};
     weft_status status = WEFT_OK;
     *out = -1;
-    if (m->tok == NULL) return WEFT_OK;
-    status = weft__tokenizer_encode(m->tok, text, len, WEFT__ADD_SPECIAL, &ids, m->err);
+    if (m->o->tok == NULL) return WEFT_OK;
+    status = weft__tokenizer_encode(m->o->tok, text, len, WEFT__ADD_SPECIAL, &ids, m->err);
     if (status == WEFT_OK) *out = (int64_t)ids.len;
     weft__ids_free(&ids);
     return status;
@@ -153,17 +155,17 @@ static void range_of(const struct weft__bench_options *o, int64_t len, int64_t *
  * that are not special. */
 static weft_status make_vocab(const struct maker *m, int32_t **out, int64_t *count)
 {
-    int64_t size = m->o->vocab > 0 ? m->o->vocab : weft__tokenizer_size(m->tok);
-    bool skip_special = m->tok != NULL && m->o->range_rules == WEFT__RULES_VLLM;
+    int64_t size = m->o->vocab > 0 ? m->o->vocab : weft__tokenizer_size(m->o->tok);
+    bool skip_special = m->o->tok != NULL && m->o->range_rules == WEFT__RULES_VLLM;
     int32_t *id = malloc((size_t)size * sizeof *id);
     if (id == NULL) return weft__fail_oom(m->err, (size_t)size * sizeof *id, "the vocabulary");
     if (m->o->vocab == 0 && !skip_special)
         for (int64_t i = size / 2; i < size; i++) /* added tokens follow the others */
-            if (weft__token_is_special(m->tok, (int32_t)i)) size = i;
+            if (weft__token_is_special(m->o->tok, (int32_t)i)) size = i;
     *count = 0;
     for (int64_t i = 0; i < size; i++)
-        if (!skip_special || (weft__token_bytes(m->tok, (int32_t)i).data != NULL &&
-                              !weft__token_is_special(m->tok, (int32_t)i)))
+        if (!skip_special || (weft__token_bytes(m->o->tok, (int32_t)i).data != NULL &&
+                              !weft__token_is_special(m->o->tok, (int32_t)i)))
             id[(*count)++] = (int32_t)i;
     *out = id;
     if (*count > 0) return WEFT_OK;
@@ -180,13 +182,13 @@ static weft_status add_decoded(struct maker *m, const int32_t *ids, int64_t coun
     struct prompt p = {.prompt_len = count, .output_len = output_len};
     weft_status status = WEFT_OK;
     weft__buf_init(&text, WEFT__MAX_TEXT);
-    weft__tokenizer_decode(m->tok, ids, (size_t)count, false, &text);
+    weft__tokenizer_decode(m->o->tok, ids, (size_t)count, false, &text);
     if (!text.failed && m->o->range_rules == WEFT__RULES_VLLM) {
-        status = weft__tokenizer_encode(m->tok, text.data, text.len, 0, &again, m->err);
+        status = weft__tokenizer_encode(m->o->tok, text.data, text.len, 0, &again, m->err);
         p.prompt_len = weft__min(count, (int64_t)again.len);
         text.len = 0;
         if (status == WEFT_OK)
-            weft__tokenizer_decode(m->tok, again.data, (size_t)p.prompt_len, false, &text);
+            weft__tokenizer_decode(m->o->tok, again.data, (size_t)p.prompt_len, false, &text);
     }
     if (status == WEFT_OK && text.failed) status = weft__fail_oom(m->err, text.len, "a prompt");
     p.text = text.data != NULL ? text.data : "";
@@ -202,17 +204,17 @@ static weft_status add_ids(struct maker *m, const int32_t *ids, int64_t count, i
 {
     const struct prompt p = {
         .ids = ids, .count = count, .prompt_len = count, .output_len = output_len};
-    bool as_ids = m->tok == NULL || m->o->send_ids || m->o->dir != NULL;
+    bool as_ids = m->o->tok == NULL || m->o->send_ids || m->o->dir != NULL;
     return as_ids ? add_request(m, &p) : add_decoded(m, ids, count, output_len);
 }
 
 static weft_status need_vocab(const struct maker *m)
 {
-    if (m->tok == NULL && m->o->vocab == 0)
+    if (m->o->tok == NULL && m->o->vocab == 0)
         return weft__fail(m->err, WEFT_INVALID,
                           "%s needs --tokenizer MODEL, or --vocab N to send ids below N",
                           weft__bench_datasets[m->o->dataset]);
-    if (m->tok == NULL && m->o->api == WEFT__API_CHAT && m->o->dir == NULL)
+    if (m->o->tok == NULL && m->o->api == WEFT__API_CHAT && m->o->dir == NULL)
         return weft__fail(m->err, WEFT_INVALID, "%s needs --tokenizer MODEL for chat",
                           weft__bench_datasets[m->o->dataset]);
     return WEFT_OK;
@@ -226,7 +228,7 @@ static weft_status draw_lengths(struct maker *m, int64_t count, bool special, in
     int64_t *len = calloc((size_t)count + 1, 2 * sizeof *len);
     if (len == NULL) return weft__fail_oom(m->err, (size_t)count * 16, "lengths");
     /* What the server's tokenizer adds to a text counts. */
-    weft_status status = special && m->tok != NULL && !o->send_ids && o->dir == NULL
+    weft_status status = special && m->o->tok != NULL && !o->send_ids && o->dir == NULL
                              ? count_tokens(m, "", 0, &added)
                              : WEFT_OK;
     range_of(o, o->input_len, &low, &high);
@@ -290,7 +292,7 @@ static weft_status add_turn(struct maker *m, const int32_t *ids, int64_t count, 
     }
     struct weft__buf text;
     weft__buf_init(&text, WEFT__MAX_TEXT);
-    weft__tokenizer_decode(m->tok, ids, (size_t)count, false, &text);
+    weft__tokenizer_decode(m->o->tok, ids, (size_t)count, false, &text);
     r->say = text.failed ? NULL : strndup(text.data != NULL ? text.data : "", text.len);
     weft__buf_free(&text);
     return r->say != NULL ? WEFT_OK : weft__fail_oom(m->err, (size_t)count, "a turn");
@@ -302,7 +304,7 @@ static weft_status make_turns(struct maker *m)
     const struct weft__bench_options *o = m->o;
     int64_t talks = o->prompts / o->turns, n = talks * o->turns, vocab = 0, *len = NULL;
     int32_t *id = NULL, *prompt = NULL;
-    if (m->tok == NULL && o->dir == NULL)
+    if (m->o->tok == NULL && o->dir == NULL)
         return weft__fail(m->err, WEFT_INVALID,
                           "multi-turn needs --tokenizer MODEL: turns are text");
     if (talks == 0)
@@ -408,8 +410,7 @@ static bool add_line_json(struct maker *m, const char *line, size_t len, weft_st
     return good;
 }
 
-/* The next line that is not empty, without its end. */
-static bool next_line(const char **at, const char *end, const char **line, size_t *len)
+bool weft__next_line(const char **at, const char *end, const char **line, size_t *len)
 {
     while (*at < end) {
         const char *newline = memchr(*at, '\n', (size_t)(end - *at));
@@ -434,7 +435,7 @@ static weft_status make_lines(struct maker *m, const char *text, size_t len)
     for (bool first = true; m->data->count < m->o->prompts && (first || m->data->count > 0);
          first = false)
         for (const char *at = text;
-             m->data->count < m->o->prompts && next_line(&at, end, &line, &size);) {
+             m->data->count < m->o->prompts && weft__next_line(&at, end, &line, &size);) {
             bool good = true;
             if (objects)
                 good = add_line_json(m, line, size, &status);
@@ -473,9 +474,9 @@ static weft_status add_repeated(struct maker *m, const char *text, size_t len, i
 {
     struct weft__ids ids = {0};
     int32_t *prompt = malloc((size_t)count * sizeof *prompt);
-    weft_status status =
-        prompt != NULL ? weft__tokenizer_encode(m->tok, text, len, WEFT__ADD_SPECIAL, &ids, m->err)
-                       : weft__fail_oom(m->err, (size_t)count * 4, "a prompt");
+    weft_status status = prompt != NULL ? weft__tokenizer_encode(m->o->tok, text, len,
+                                                                 WEFT__ADD_SPECIAL, &ids, m->err)
+                                        : weft__fail_oom(m->err, (size_t)count * 4, "a prompt");
     for (int64_t j = 0; status == WEFT_OK && ids.len > 0 && j < count; j++)
         prompt[j] = ids.data[(size_t)j % ids.len];
     if (status == WEFT_OK && ids.len > 0) status = add_ids(m, prompt, count, output_len);
@@ -596,7 +597,7 @@ static weft_status make_trace(struct maker *m, const char *text, size_t len)
     WEFT__TRY(make_vocab(m, &id, &vocab));
     weft_status status = WEFT_OK;
     while (status == WEFT_OK && m->data->count < m->o->prompts &&
-           next_line(&at, end, &line, &size)) {
+           weft__next_line(&at, end, &line, &size)) {
         json_t *object = json_loadb(line, size, 0, NULL);
         m->data->broken += !add_traced(m, object, id, vocab, &first_ms, &status);
         json_decref(object);
@@ -617,11 +618,11 @@ static weft_status make_file(struct maker *m)
     if (m->o->dataset_path == NULL)
         return weft__fail(m->err, WEFT_INVALID, "--dataset-name %s needs --dataset-path FILE",
                           weft__bench_datasets[set]);
-    if (set == WEFT__DATASET_SHAREGPT && m->tok == NULL && m->o->output_len == 0)
+    if (set == WEFT__DATASET_SHAREGPT && m->o->tok == NULL && m->o->output_len == 0)
         return weft__fail(m->err, WEFT_INVALID,
                           "sharegpt needs --tokenizer MODEL to measure its answers, or "
                           "--random-output-len N");
-    if (set == WEFT__DATASET_RANDOM && m->tok == NULL)
+    if (set == WEFT__DATASET_RANDOM && m->o->tok == NULL)
         return weft__fail(m->err, WEFT_INVALID,
                           "random repeats text by tokens: it needs --tokenizer MODEL");
     weft__buf_init(&text, WEFT__BENCH_MAX_FILE);
@@ -656,12 +657,11 @@ void weft__bench_set_arrivals(const struct weft__bench_options *o, struct weft__
         data->request[i].at_ns = (uint64_t)((double)data->request[i].at_ns * factor);
 }
 
-weft_status weft__bench_data_make(const struct weft__bench_options *o,
-                                  const struct weft__tokenizer *tok, struct weft__bench_data *out,
+weft_status weft__bench_data_make(const struct weft__bench_options *o, struct weft__bench_data *out,
                                   weft_error *err)
 {
     struct weft__bench_data data = {.request = calloc((size_t)o->prompts, sizeof *data.request)};
-    struct maker m = {.o = o, .tok = tok, .data = &data, .err = err};
+    struct maker m = {.o = o, .data = &data, .err = err};
     if (data.request == NULL)
         return weft__fail_oom(err, (size_t)o->prompts * sizeof *data.request, "requests");
     json_error_t error;

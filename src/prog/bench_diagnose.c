@@ -237,8 +237,8 @@ static void take_line(struct diagnosis *d, const char *line, size_t len)
     while (len > 0 && isspace((unsigned char)*line)) line++, len--;
     if (len == 0) return;
     d->lines++;
-    if (take_header(d, line, len) || *line == '#') return;     /* the second # line holds units */
-    if ((len == 2 && strncasecmp(line, "id", 2) == 0)) return; /* dcgmi's second line */
+    if (take_header(d, line, len) || *line == '#') return;   /* the second # line holds units */
+    if (len == 2 && strncasecmp(line, "id", 2) == 0) return; /* dcgmi's second line */
     if (!d->header) (void)guess_columns(d, line, len);
     if (d->header && take_sample(d, line, len)) return;
     if (d->broken < MAX_SHOWN)
@@ -307,30 +307,25 @@ static void print_text(const struct diagnosis *d)
     if (d->broken > 0) (void)putchar('\n');
 }
 
-static json_t *number_json(double value)
-{
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 static int print_json(const struct diagnosis *d)
 {
     json_t *gpus = json_array();
     for (int i = 0; i < d->gpus; i++) {
         const struct gpu *gpu = &d->gpu[i];
         (void)json_array_append_new(
-            gpus,
-            json_pack("{s:s%, s:I, s:o, s:o, s:o, s:o, s:o, s:s, s:s, s:s, s:s}", "gpu",
-                      weft__utf8_valid(gpu->name, strlen(gpu->name)) ? gpu->name : "?",
-                      weft__utf8_valid(gpu->name, strlen(gpu->name)) ? strlen(gpu->name) : 1,
-                      "samples", (json_int_t)gpu->e.samples, "utilization_percent",
-                      number_json(weft__mean_of(&gpu->e.busy)), "memory_percent",
-                      number_json(weft__mean_of(&gpu->e.memory)), "power_w",
-                      number_json(weft__mean_of(&gpu->e.power)), "power_limit_w",
-                      number_json(gpu->e.limit_w), "share_of_limit", number_json(gpu->judged.share),
-                      "verdict", weft__verdict_words[gpu->judged.verdict].word, "confidence",
-                      gpu->judged.confidence, "meaning",
-                      weft__verdict_words[gpu->judged.verdict].meaning, "measure_next",
-                      weft__verdict_words[gpu->judged.verdict].next));
+            gpus, json_pack("{s:s%, s:I, s:o, s:o, s:o, s:o, s:o, s:s, s:s, s:s, s:s}", "gpu",
+                            weft__utf8_valid(gpu->name, strlen(gpu->name)) ? gpu->name : "?",
+                            weft__utf8_valid(gpu->name, strlen(gpu->name)) ? strlen(gpu->name) : 1,
+                            "samples", (json_int_t)gpu->e.samples, "utilization_percent",
+                            weft__number_json(weft__mean_of(&gpu->e.busy)), "memory_percent",
+                            weft__number_json(weft__mean_of(&gpu->e.memory)), "power_w",
+                            weft__number_json(weft__mean_of(&gpu->e.power)), "power_limit_w",
+                            weft__number_json(gpu->e.limit_w), "share_of_limit",
+                            weft__number_json(gpu->judged.share), "verdict",
+                            weft__verdict_words[gpu->judged.verdict].word, "confidence",
+                            gpu->judged.confidence, "meaning",
+                            weft__verdict_words[gpu->judged.verdict].meaning, "measure_next",
+                            weft__verdict_words[gpu->judged.verdict].next));
     }
     json_t *root = json_pack("{s:o, s:I, s:I, s:o}", "gpus", gpus, "lines", (json_int_t)d->lines,
                              "broken_lines", (json_int_t)d->broken, "thresholds",
@@ -350,12 +345,9 @@ static weft_status read_samples(struct diagnosis *d, const char *path, double li
     char *text;
     size_t len;
     WEFT__TRY(weft__read_file(path, MAX_FILE, &text, &len, err));
-    for (const char *at = text, *end = text + len; at < end;) {
-        const char *newline = memchr(at, '\n', (size_t)(end - at));
-        const char *stop = newline != NULL ? newline : end;
-        take_line(d, at, (size_t)(stop - at));
-        at = stop + 1;
-    }
+    const char *at = text, *line;
+    size_t size;
+    while (weft__next_line(&at, text + len, &line, &size)) take_line(d, line, size);
     free(text);
     if (d->gpus == 0)
         return weft__fail(err, WEFT_FORMAT,

@@ -15,7 +15,6 @@ struct call { /* one request at the engine; its request is the engine's thread's
 
 struct load {
     const struct weft__bench_options *o;
-    const struct weft__tokenizer *tok;
     struct weft__pace pace;
     struct call *call;     /* [count] */
     pthread_mutex_t mutex; /* guards: */
@@ -32,13 +31,13 @@ static void on_token(void *ctx, const struct weft__token_event *event)
     struct weft__bench_request *r = call->r;
     size_t len = r->text.len;
     if (r->events == r->events_cap) return; /* never: as many as were asked for */
-    if (call->load->tok != NULL && !event->stop)
-        weft__detok_push(&call->detok, call->load->tok, event->token, true, &r->text);
+    if (call->load->o->tok != NULL && !event->stop)
+        weft__detok_push(&call->detok, call->load->o->tok, event->token, true, &r->text);
     r->out[r->events] = event->token;
     r->event[r->events++] =
         (struct weft__bench_event){.ns = weft__now_ns(),
                                    .tokens = (int32_t)event->index + 1,
-                                   .text = call->load->tok == NULL || r->text.len > len};
+                                   .text = call->load->o->tok == NULL || r->text.len > len};
 }
 
 static void on_finish(void *ctx, const struct weft__finish_event *event)
@@ -82,7 +81,7 @@ static bool make_room(struct weft__bench_request *r)
 static void start(struct load *load, struct weft__bench_request *r)
 {
     const struct weft__bench_options *o = load->o;
-    struct call *call = &load->call[r - load->pace.run->request];
+    struct call *call = &load->call[r - load->pace.request];
     struct weft__request request = {
         .prompt = r->ids,
         .prompt_count = r->id_count,
@@ -137,17 +136,16 @@ weft_status weft__bench_load_engine(const struct weft__bench_options *o,
     struct weft__bench_request *r;
     pthread_condattr_t attr;
     struct load load = {.o = o,
-                        .tok = weft__engine_view(o->engine)->tokenizer,
                         .mutex = PTHREAD_MUTEX_INITIALIZER,
-                        .call = calloc((size_t)run->count + 1, sizeof *load.call),
-                        .end = calloc((size_t)run->count + 1, sizeof *load.end)};
+                        .call = calloc((size_t)run->data->count + 1, sizeof *load.call),
+                        .end = calloc((size_t)run->data->count + 1, sizeof *load.end)};
     (void)pthread_condattr_init(&attr);
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     (void)pthread_cond_init(&load.ended, &attr);
     (void)pthread_condattr_destroy(&attr);
     weft_status status = load.call != NULL && load.end != NULL
                              ? weft__pace_begin(o, run, &load.pace, err)
-                             : weft__fail_oom(err, (size_t)run->count * 64, "calls");
+                             : weft__fail_oom(err, (size_t)run->data->count * 64, "calls");
     while (status == WEFT_OK && !weft__pace_over(&load.pace)) {
         while ((r = weft__pace_take(&load.pace)) != NULL) start(&load, r);
         if (!weft__pace_over(&load.pace)) wait_ended(&load);

@@ -56,7 +56,7 @@ static size_t on_bytes(char *bytes, size_t size, size_t count, void *arg)
     }
     if (s->request->http == 200)
         weft__sse_feed(&s->sse, s->request, bytes, len, now,
-                       s->load->pace.run->keep_text || s->request->then >= 0);
+                       s->load->o->tok != NULL || s->request->then >= 0);
     /* After a malformed event the rest cannot be trusted: end the transfer. */
     return s->request->end == WEFT__END_BAD_EVENT ? 0 : len;
 }
@@ -87,21 +87,20 @@ static int on_timer(CURLM *multi, long ms, void *arg)
 
 /* ---- streams ---- */
 
-static CURL *make_easy(struct load *load, struct stream *s)
+/* What streams and single answers have in common. NULL: no memory. */
+static CURL *new_easy(const char *url, struct curl_slist *headers, curl_write_callback write,
+                      void *arg, long timeout_ms)
 {
     CURL *easy = curl_easy_init();
     if (easy == NULL) return NULL;
-    (void)curl_easy_setopt(easy, CURLOPT_URL, load->endpoint);
-    (void)curl_easy_setopt(easy, CURLOPT_HTTPHEADER, load->headers);
-    (void)curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_bytes);
-    (void)curl_easy_setopt(easy, CURLOPT_WRITEDATA, s);
-    (void)curl_easy_setopt(easy, CURLOPT_PRIVATE, s);
+    (void)curl_easy_setopt(easy, CURLOPT_URL, url);
+    (void)curl_easy_setopt(easy, CURLOPT_HTTPHEADER, headers);
+    (void)curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, write);
+    (void)curl_easy_setopt(easy, CURLOPT_WRITEDATA, arg);
     (void)curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
     (void)curl_easy_setopt(easy, CURLOPT_PROXY, "");
     (void)curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
-    (void)curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
-    (void)curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, 10000L);
-    (void)curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)load->o->timeout_s * 1000);
+    (void)curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, timeout_ms);
     return easy;
 }
 
@@ -113,8 +112,11 @@ static struct stream *take_stream(struct load *load)
         return s;
     }
     s = &load->stream[load->made];
-    s->easy = make_easy(load, s);
+    s->easy = new_easy(load->endpoint, load->headers, on_bytes, s, (long)load->o->timeout_s * 1000);
     if (s->easy == NULL) return NULL;
+    (void)curl_easy_setopt(s->easy, CURLOPT_PRIVATE, s);
+    (void)curl_easy_setopt(s->easy, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
+    (void)curl_easy_setopt(s->easy, CURLOPT_CONNECTTIMEOUT_MS, 10000L);
     s->load = load;
     weft__sse_init(&s->sse);
     load->made++;
@@ -226,24 +228,24 @@ static void wait_and_move(struct load *load)
 
 /* ---- set-up ---- */
 
-static bool add_header(struct load *load, const char *line)
+static bool add_header(struct curl_slist **headers, const char *line)
 {
-    struct curl_slist *grown = curl_slist_append(load->headers, line);
-    if (grown != NULL) load->headers = grown;
+    struct curl_slist *grown = curl_slist_append(*headers, line);
+    if (grown != NULL) *headers = grown;
     return grown != NULL;
 }
 
-/* "K=V" or "K: V" from --header. */
-static bool make_headers(struct load *load)
+/* text: "K=V" or "K: V" from --header, or NULL. */
+static bool make_headers(const char *text, struct curl_slist **out)
 {
-    bool good = add_header(load, "Content-Type: application/json") && add_header(load, "Expect:");
-    if (load->o->header == NULL) return good;
+    bool good = add_header(out, "Content-Type: application/json") && add_header(out, "Expect:");
+    if (text == NULL) return good;
     char line[4096];
-    const char *text = load->o->header, *cut = strpbrk(text, "=:");
+    const char *cut = strpbrk(text, "=:");
     int len = cut != NULL ? snprintf(line, sizeof line, "%.*s: %s", (int)(cut - text), text,
                                      cut + 1 + strspn(cut + 1, " "))
                           : -1;
-    return good && len > 0 && len < (int)sizeof line && add_header(load, line);
+    return good && len > 0 && len < (int)sizeof line && add_header(out, line);
 }
 
 /* The base of the URL: without the endpoint's path. */
@@ -279,7 +281,7 @@ static weft_status open_load(struct load *load, weft_error *err)
         epoll_ctl(load->epoll, EPOLL_CTL_ADD, load->timer, &event) != 0)
         return weft__fail(err, WEFT_NO_MEMORY, "no memory or no files for %lld streams: %s",
                           (long long)load->limit, strerror(errno));
-    if (!make_headers(load))
+    if (!make_headers(load->o->header, &load->headers))
         return weft__fail(err, WEFT_INVALID, "--header %.100s: K=V is wanted", load->o->header);
     (void)curl_multi_setopt(load->multi, CURLMOPT_SOCKETFUNCTION, on_socket);
     (void)curl_multi_setopt(load->multi, CURLMOPT_SOCKETDATA, load);
@@ -340,28 +342,20 @@ weft_status weft__bench_get(const struct weft__bench_options *o, const char *pat
                             struct weft__buf *body, long *http, weft_error *err)
 {
     char url[2048];
-    struct load load = {.o = o};
-    CURL *easy = curl_easy_init();
+    struct curl_slist *headers = NULL;
+    CURL *easy = NULL;
     weft_status status = WEFT_OK;
     (void)snprintf(url, sizeof url, "%.*s%s", base_length(o->url), o->url, path);
-    if (easy == NULL || !make_headers(&load)) {
+    if (make_headers(o->header, &headers))
+        easy = new_easy(url, headers, append_bytes, body, timeout_ms);
+    CURLcode code = easy != NULL ? curl_easy_perform(easy) : CURLE_OK;
+    if (easy == NULL)
         status = weft__fail(err, WEFT_INVALID, "--header: K=V is wanted, or memory is out");
-        goto done;
-    }
-    (void)curl_easy_setopt(easy, CURLOPT_URL, url);
-    (void)curl_easy_setopt(easy, CURLOPT_HTTPHEADER, load.headers);
-    (void)curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, append_bytes);
-    (void)curl_easy_setopt(easy, CURLOPT_WRITEDATA, body);
-    (void)curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
-    (void)curl_easy_setopt(easy, CURLOPT_PROXY, "");
-    (void)curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
-    (void)curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, timeout_ms);
-    CURLcode code = curl_easy_perform(easy);
-    (void)curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, http);
-    if (code != CURLE_OK)
+    else if (code != CURLE_OK)
         status = weft__fail(err, WEFT_IO, "%.200s: %s", url, curl_easy_strerror(code));
-done:
-    curl_slist_free_all(load.headers);
+    else
+        (void)curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, http);
+    curl_slist_free_all(headers);
     curl_easy_cleanup(easy);
     return status;
 }

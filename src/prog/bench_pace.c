@@ -16,7 +16,7 @@ static uint64_t cpu_ns(void)
 
 int64_t weft__pace_limit(const struct weft__bench_options *o, const struct weft__bench_run *run)
 {
-    int64_t most = weft__min(run->count, WEFT__BENCH_MAX_ACTIVE);
+    int64_t most = weft__min(run->data->count, WEFT__BENCH_MAX_ACTIVE);
     return o->concurrency > 0 ? weft__min(o->concurrency, most) : most;
 }
 
@@ -26,10 +26,12 @@ weft_status weft__pace_begin(const struct weft__bench_options *o, struct weft__b
     struct weft__pace pace = {
         .o = o,
         .run = run,
+        .request = run->data->request,
+        .count = run->data->count,
         .limit = weft__pace_limit(o, run),
-        .ready = calloc((size_t)run->count + 1, sizeof *pace.ready),
+        .ready = calloc((size_t)run->data->count + 1, sizeof *pace.ready),
     };
-    if (pace.ready == NULL) return weft__fail_oom(err, (size_t)run->count * 8, "later turns");
+    if (pace.ready == NULL) return weft__fail_oom(err, (size_t)run->data->count * 8, "later turns");
     run->cpu_ns = cpu_ns();
     pace.begin_ns = weft__now_ns();
     pace.shown_due_ns = run->progress ? pace.begin_ns : UINT64_MAX;
@@ -41,19 +43,19 @@ void weft__pace_end(struct weft__pace *pace)
 {
     if (pace->ready == NULL) return;
     pace->run->duration_ns =
-        weft__now_ns() - (pace->run->count > 0 ? pace->run->request[0].start_ns : pace->begin_ns);
+        weft__now_ns() - (pace->count > 0 ? pace->request[0].start_ns : pace->begin_ns);
     pace->run->cpu_ns = cpu_ns() - pace->run->cpu_ns;
     free(pace->ready);
     pace->ready = NULL;
 }
 
-bool weft__pace_over(const struct weft__pace *pace) { return pace->finished == pace->run->count; }
+bool weft__pace_over(const struct weft__pace *pace) { return pace->finished == pace->count; }
 
 /* Of the next first turn; UINT64_MAX: none is left. Later turns stand behind all first ones. */
 static uint64_t first_due(const struct weft__pace *pace)
 {
-    if (pace->next == pace->run->count || pace->run->request[pace->next].later) return UINT64_MAX;
-    return pace->begin_ns + (pace->run->only_start ? 0 : pace->run->request[pace->next].at_ns);
+    if (pace->next == pace->count || pace->request[pace->next].later) return UINT64_MAX;
+    return pace->begin_ns + (pace->run->only_start ? 0 : pace->request[pace->next].at_ns);
 }
 
 struct weft__bench_request *weft__pace_take(struct weft__pace *pace)
@@ -62,13 +64,13 @@ struct weft__bench_request *weft__pace_take(struct weft__pace *pace)
     uint64_t now = weft__now_ns();
     if (pace->active == pace->limit) return NULL;
     if (pace->ready_count > 0) {
-        r = &pace->run->request[pace->ready[pace->ready_head]];
-        pace->ready_head = (pace->ready_head + 1) % pace->run->count;
+        r = &pace->request[pace->ready[pace->ready_head]];
+        pace->ready_head = (pace->ready_head + 1) % pace->count;
         pace->ready_count--;
     } else {
         uint64_t due = first_due(pace);
         if (due > now) return NULL;
-        r = &pace->run->request[pace->next++];
+        r = &pace->request[pace->next++];
         r->due_ns = due;
     }
     r->slot_ns = pace->freed_ns > r->due_ns ? pace->freed_ns : r->due_ns;
@@ -86,11 +88,11 @@ uint64_t weft__pace_due(const struct weft__pace *pace)
 /* The next turn can be sent, or what follows a failure never will be. */
 static void follow(struct weft__pace *pace, const struct weft__bench_request *r)
 {
-    struct weft__bench_request *all = pace->run->request;
+    struct weft__bench_request *all = pace->request;
     bool good = r->end == WEFT__END_OK;
     if (r->then < 0) return;
     if (good && weft__bench_next_turn(pace->o, r, &all[r->then])) {
-        int64_t at = (pace->ready_head + pace->ready_count++) % pace->run->count;
+        int64_t at = (pace->ready_head + pace->ready_count++) % pace->count;
         pace->ready[at] = r->then;
         all[r->then].due_ns = weft__now_ns();
         return;
@@ -118,7 +120,7 @@ void weft__pace_show(struct weft__pace *pace)
     enum { WIDTH = 30 };
     char bar[WIDTH + 1];
     uint64_t now = weft__now_ns();
-    int64_t count = pace->run->count;
+    int64_t count = pace->count;
     bool last = pace->finished == count;
     if (!pace->run->progress || (now < pace->shown_due_ns && !last)) return;
     pace->shown_due_ns = now + PROGRESS_NS;

@@ -73,19 +73,15 @@ struct nvml {
 
 enum { PCIE_EVERY = 10 }; /* readings: the call measures for 20 ms, and blocks as long */
 
-struct counter { /* that only grows, between two readings */
-    double last; /* NAN: none yet */
-};
-
 struct meter {
     struct weft__meter about;
     nvmlDevice device; /* of a GPU */
     char path[512];    /* of a package's folder */
     double range_uj;
     uint64_t at_ns, reads;
-    struct counter energy, pcie, nvlink, cpu_all, cpu_idle;
-    double energy_j; /* since it was opened */
-    double pcie_mbs; /* last known */
+    double energy, pcie, nvlink, cpu_all, cpu_idle; /* counters as last read; NAN: not yet */
+    double energy_j;                                /* since it was opened */
+    double pcie_mbs;                                /* last known */
 };
 
 struct weft__power {
@@ -96,11 +92,11 @@ struct weft__power {
     char note[2][200]; /* why there is no GPU, no package; "": there is one */
 };
 
-/* What it grew by; NAN of the first reading. A wrap adds the range, when there is one. */
-static double grown(struct counter *c, double now, double range)
+/* What a counter grew by; NAN of the first reading. A wrap adds the range, when there is one. */
+static double grown(double *counter, double now, double range)
 {
-    double by = now - c->last;
-    c->last = now;
+    double by = now - *counter;
+    *counter = now;
     return by < 0 ? (range > 0 ? by + range : NAN) : by;
 }
 
@@ -200,7 +196,7 @@ static void read_gpu(const struct nvml *nvml, struct meter *m, double seconds,
     int (*reasons)(nvmlDevice, uint64_t *) =
         nvml->reasons != NULL ? nvml->reasons : nvml->reasons_old;
     if (reasons != NULL && reasons(m->device, &wide) == 0) out->reasons = wide;
-    if (isnan(out->pcie_mbs) && isnan(m->pcie.last) && nvml->pcie != NULL) {
+    if (isnan(out->pcie_mbs) && isnan(m->pcie) && nvml->pcie != NULL) {
         if (m->reads % PCIE_EVERY == 0 && nvml->pcie(m->device, NVML_PCIE_TX, &value) == 0 &&
             nvml->pcie(m->device, NVML_PCIE_RX, &back) == 0)
             m->pcie_mbs = ((double)value + back) / 1e3;
@@ -291,8 +287,7 @@ weft_status weft__power_open(const char *powercap, struct weft__power **out, wef
     open_packages(power, powercap);
     for (int i = 0; i < power->count; i++) {
         struct meter *m = &power->meter[i];
-        m->energy.last = m->pcie.last = m->nvlink.last = NAN;
-        m->cpu_all.last = m->cpu_idle.last = m->pcie_mbs = NAN;
+        m->energy = m->pcie = m->nvlink = m->cpu_all = m->cpu_idle = m->pcie_mbs = NAN;
         m->at_ns = weft__now_ns();
     }
     *out = power;

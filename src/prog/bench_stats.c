@@ -51,13 +51,12 @@ struct summary {
 struct result {
     struct summary summary[WEFT__RULES_COUNT][METRICS_COUNT];
     int64_t ends[WEFT__END_COUNT], completed, input, server_input, output[WEFT__RULES_COUNT];
-    int64_t retokenized; /* -1: no tokenizer */
     int64_t *tokens;     /* [count] of each text; NULL: no tokenizer */
+    int64_t retokenized; /* their sum */
     int64_t no_usage, other_length, no_text, good, server_input_known;
     double duration_s, e2e_sum_s[WEFT__RULES_COUNT];
     double peak_events, peak_tokens, peak_requests;
     struct summary lag, queue; /* ms: dispatch behind its time; waiting for a slot */
-    bool measured_text;        /* tokens[] is set */
 };
 
 /* ---- series ---- */
@@ -129,7 +128,7 @@ static int64_t output_of(const struct result *res, const struct weft__bench_requ
 {
     if (r->usage_output >= 0) return r->usage_output;
     if (rules == WEFT__RULES_SGLANG) return r->output_len;
-    return res->measured_text ? res->tokens[i] : r->events;
+    return res->tokens != NULL ? res->tokens[i] : r->events;
 }
 
 /* -1: nothing came that the rule counts. */
@@ -222,7 +221,7 @@ static void count_requests(const struct weft__bench_options *o, const struct wef
         res->other_length += r->usage_output >= 0 && r->usage_output != r->output_len;
         res->no_text += ttft_of(r, WEFT__RULES_SGLANG) < 0;
         res->good += meets(o, res, r, i);
-        if (res->measured_text) res->retokenized += res->tokens[i];
+        if (res->tokens != NULL) res->retokenized += res->tokens[i];
     }
 }
 
@@ -287,12 +286,9 @@ static weft_status retokenize(const struct weft__tokenizer *tok,
 {
     struct weft__ids ids = {0};
     weft_status status = WEFT_OK;
-    res->retokenized = -1;
     if (tok == NULL) return WEFT_OK;
     res->tokens = calloc((size_t)data->count, sizeof *res->tokens);
     if (res->tokens == NULL) return weft__fail_oom(err, (size_t)data->count * 8, "token counts");
-    res->retokenized = 0;
-    res->measured_text = true;
     for (int64_t i = 0; status == WEFT_OK && i < data->count; i++) {
         const struct weft__buf *text = &data->request[i].text;
         ids.len = 0;
@@ -304,13 +300,13 @@ static weft_status retokenize(const struct weft__tokenizer *tok,
     return status;
 }
 
-static weft_status measure(const struct weft__bench_options *o, const struct weft__tokenizer *tok,
-                           const struct weft__bench_data *data, const struct weft__bench_run *run,
+static weft_status measure(const struct weft__bench_options *o, const struct weft__bench_run *run,
                            struct result *res, weft_error *err)
 {
+    const struct weft__bench_data *data = run->data;
     bool good = true;
     res->duration_s = (double)run->duration_ns / 1e9;
-    WEFT__TRY(retokenize(tok, data, res, err));
+    WEFT__TRY(retokenize(o->tok, data, res, err));
     count_requests(o, data, res);
     for (int rules = 0; rules < WEFT__RULES_COUNT; rules++)
         for (int metric = 0; metric < METRICS_COUNT; metric++)
@@ -396,9 +392,9 @@ static void print_counts(const struct weft__bench_options *o, int64_t count,
     row_int("Total input tokens:", res->input);
     if (sglang) row_int("Total input text tokens:", res->input);
     row_int("Total generated tokens:", res->output[o->rules]);
-    if (sglang && res->measured_text)
+    if (sglang && res->tokens != NULL)
         row_int("Total generated tokens (retokenized):", res->retokenized);
-    if (sglang && !res->measured_text)
+    if (sglang && res->tokens == NULL)
         row_text("Total generated tokens (retokenized):", "no tokenizer");
     row_real("Request throughput (req/s):", (double)res->completed / d);
     if (o->goodput != NULL) row_real("Request goodput (req/s):", (double)res->good / d);
@@ -433,21 +429,24 @@ static void print_other(const struct weft__bench_options *o, const struct result
 
 static void print_failures(const struct weft__bench_data *data, const struct result *res)
 {
-    int shown = 0;
     for (int end = 1; end < WEFT__END_COUNT; end++)
         if (res->ends[end] > 0)
             (void)printf("FAILED: %lld of %lld requests: %s\n", (long long)res->ends[end],
                          (long long)data->count, end_words[end]);
-    for (int64_t i = 0; i < data->count && shown < WEFT__BENCH_SHOWN; i++)
-        if (data->request[i].end != WEFT__END_OK && ++shown > 0)
-            (void)printf("  request %lld: %s: %s\n", (long long)i + 1,
-                         end_words[data->request[i].end], data->request[i].error);
+    int shown = 0;
+    for (int64_t i = 0; i < data->count && shown < WEFT__BENCH_SHOWN; i++) {
+        const struct weft__bench_request *r = &data->request[i];
+        if (r->end == WEFT__END_OK) continue;
+        (void)printf("  request %lld: %s: %s\n", (long long)i + 1, end_words[r->end], r->error);
+        shown++;
+    }
 }
 
 /* What neither vendor's table says. */
-static void print_notes(const struct weft__bench_options *o, const struct weft__bench_data *data,
-                        const struct weft__bench_run *run, const struct result *res)
+static void print_notes(const struct weft__bench_options *o, const struct weft__bench_run *run,
+                        const struct result *res)
 {
+    const struct weft__bench_data *data = run->data;
     double d = res->duration_s > 0 ? res->duration_s : 1;
     (void)printf("Peak by tokens:  %.2f tok/s (the row above counts events)\n", res->peak_tokens);
     if (o->dataset != WEFT__DATASET_SHAREGPT && o->dataset != WEFT__DATASET_TRACE &&
@@ -485,17 +484,17 @@ static void print_notes(const struct weft__bench_options *o, const struct weft__
     print_failures(data, res);
 }
 
-static void print_table(const struct weft__bench_options *o, const struct weft__bench_data *data,
-                        const struct weft__bench_run *run, const struct result *res)
+static void print_table(const struct weft__bench_options *o, const struct weft__bench_run *run,
+                        const struct result *res)
 {
     static const enum metric sglang[] = {E2E, TTFT, TPOT, ITL}, vllm[] = {TTFT, TPOT, ITL, E2E};
     const enum metric *order = o->rules == WEFT__RULES_SGLANG ? sglang : vllm;
     (void)putchar('\n');
     rule_line('=', " Serving Benchmark Result ");
-    print_counts(o, data->count, res);
+    print_counts(o, run->data->count, res);
     for (int i = 0; i < METRICS_COUNT; i++) print_section(res, o->rules, order[i]);
     rule_line('=', "");
-    print_notes(o, data, run, res);
+    print_notes(o, run, res);
 }
 
 /* ---- JSON ---- */
@@ -576,7 +575,7 @@ static void put_totals(json_t *object, const struct weft__bench_options *o,
     if (sglang) put_int(object, "total_input_text_tokens", res->input);
     if (sglang) put_int(object, "total_input_vision_tokens", 0);
     put_int(object, "total_output_tokens", res->output[o->rules]);
-    if (sglang && res->measured_text)
+    if (sglang && res->tokens != NULL)
         put_int(object, "total_output_tokens_retokenized", res->retokenized);
     put_real(object, "request_throughput", (double)res->completed / d);
     if (o->goodput != NULL) put_real(object, "request_goodput", (double)res->good / d);
@@ -589,10 +588,16 @@ static void put_totals(json_t *object, const struct weft__bench_options *o,
     put_int(object, "max_concurrent_requests", (int64_t)res->peak_requests);
 }
 
-/* What neither vendor's keys say. */
-static json_t *weft_json(const struct weft__bench_options *o, const struct weft__bench_data *data,
-                         const struct weft__bench_run *run, const struct result *res)
+static json_t *error_json(const struct weft__bench_request *r)
 {
+    return json_string(weft__utf8_valid(r->error, strlen(r->error)) ? r->error : "(not UTF-8)");
+}
+
+/* What neither vendor's keys say. */
+static json_t *weft_json(const struct weft__bench_options *o, const struct weft__bench_run *run,
+                         const struct result *res)
+{
+    const struct weft__bench_data *data = run->data;
     double d = res->duration_s > 0 ? res->duration_s : 1;
     json_t *out = json_object(), *failures = json_object(), *texts = json_array();
     put_text(out, "version", weft_version());
@@ -616,11 +621,8 @@ static json_t *weft_json(const struct weft__bench_options *o, const struct weft_
     for (int end = 1; end < WEFT__END_COUNT; end++)
         if (res->ends[end] > 0) put_int(failures, end_words[end], res->ends[end]);
     for (int64_t i = 0; i < data->count && json_array_size(texts) < WEFT__BENCH_SHOWN; i++)
-        if (data->request[i].end != WEFT__END_OK) {
-            const char *text = data->request[i].error;
-            bool valid = weft__utf8_valid(text, strlen(text));
-            (void)json_array_append_new(texts, json_string(valid ? text : "(not UTF-8)"));
-        }
+        if (data->request[i].end != WEFT__END_OK)
+            (void)json_array_append_new(texts, error_json(&data->request[i]));
     (void)json_object_set_new(out, "failures", failures);
     (void)json_object_set_new(out, "first_errors", texts);
     for (int rules = 0; rules < WEFT__RULES_COUNT; rules++) {
@@ -654,13 +656,13 @@ static void put_details(json_t *object, const struct weft__bench_options *o,
         (void)json_object_set_new(object, keys[k], list[k] = json_array());
     for (int64_t i = 0; i < data->count; i++) {
         const struct weft__bench_request *r = &data->request[i];
-        bool good = r->end == WEFT__END_OK, valid = weft__utf8_valid(r->error, strlen(r->error));
+        bool good = r->end == WEFT__END_OK;
         json_t *value[] = {
             json_integer(r->prompt_len >= 0 ? r->prompt_len : weft__max(r->usage_prompt, 0)),
             json_integer(good ? output_of(res, r, i, o->rules) : 0),
             json_real(good ? fmax(ttft_of(r, o->rules), 0) / 1e3 : 0),
             good ? itls_json(o, r) : json_array(),
-            json_string(valid ? r->error : "(not UTF-8)"),
+            error_json(r),
             json_real(good ? e2e_of(r, o->rules) / 1e3 : 0),
             json_real((double)r->start_ns / 1e9)};
         for (size_t k = 0; k < WEFT__COUNT(keys); k++)
@@ -669,20 +671,17 @@ static void put_details(json_t *object, const struct weft__bench_options *o,
 }
 
 weft_status weft__bench_print(const struct weft__bench_options *o,
-                              const struct weft__tokenizer *tok,
-                              const struct weft__bench_data *data,
-                              const struct weft__bench_run *run, const struct weft__watch *watch,
-                              json_t **out, weft_error *err)
+                              const struct weft__bench_run *run, json_t **out, weft_error *err)
 {
     struct result res = {0};
-    weft_status status = measure(o, tok, data, run, &res, err);
+    weft_status status = measure(o, run, &res, err);
     if (status == WEFT_OK) {
         int64_t tokens = res.output[o->rules];
-        json_t *object = json_object(), *more = weft_json(o, data, run, &res);
-        json_t *where = weft__where_json(watch, o->profiles, tokens);
-        put_setup(object, o, data);
-        put_totals(object, o, data, &res);
-        if (o->details) put_details(object, o, data, &res);
+        json_t *object = json_object(), *more = weft_json(o, run, &res);
+        json_t *where = weft__where_json(run->watch, o->profiles, tokens);
+        put_setup(object, o, run->data);
+        put_totals(object, o, run->data, &res);
+        if (o->details) put_details(object, o, run->data, &res);
         (void)json_object_update(more, where);
         json_decref(where);
         (void)json_object_set_new(object, "weft", more);
@@ -690,8 +689,8 @@ weft_status weft__bench_print(const struct weft__bench_options *o,
             (void)json_dumpf(object, stdout, JSON_COMPACT);
             (void)putchar('\n');
         } else {
-            print_table(o, data, run, &res);
-            weft__where_print(watch, o->profiles, tokens);
+            print_table(o, run, &res);
+            weft__where_print(run->watch, o->profiles, tokens);
         }
         if (o->output_file != NULL)
             status = weft__bench_write_json(o->output_file, true, object, err);

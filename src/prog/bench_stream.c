@@ -69,15 +69,19 @@ static void read_finish(struct weft__json *json, struct said *said)
     weft__json_skip(json);
 }
 
+/* Passes over a value of another kind. */
+static bool enter(struct weft__json *json, enum weft__json_kind kind)
+{
+    if (weft__json_kind(json) == kind) return weft__json_enter(json, kind);
+    weft__json_skip(json);
+    return false;
+}
+
 /* The counts in `usage` and `meta_info`. */
 static void read_counts(struct weft__json *json, struct weft__sse *sse, struct said *said)
 {
     struct weft__json_text key;
-    if (weft__json_kind(json) != WEFT__JSON_OBJECT) {
-        weft__json_skip(json);
-        return;
-    }
-    (void)weft__json_enter(json, WEFT__JSON_OBJECT);
+    if (!enter(json, WEFT__JSON_OBJECT)) return;
     while (weft__json_member(json, &sse->key, &key)) {
         if (key_is(&key, "completion_tokens"))
             read_count(json, &said->completion_tokens);
@@ -94,11 +98,7 @@ static void read_delta(struct weft__json *json, struct weft__sse *sse, struct we
                        struct said *said)
 {
     struct weft__json_text key;
-    if (weft__json_kind(json) != WEFT__JSON_OBJECT) {
-        weft__json_skip(json);
-        return;
-    }
-    (void)weft__json_enter(json, WEFT__JSON_OBJECT);
+    if (!enter(json, WEFT__JSON_OBJECT)) return;
     while (weft__json_member(json, &sse->key, &key)) {
         if (key_is(&key, "content") || key_is(&key, "reasoning_content") ||
             key_is(&key, "reasoning"))
@@ -113,11 +113,7 @@ static void read_choices(struct weft__json *json, struct weft__sse *sse, struct 
                          struct said *said)
 {
     struct weft__json_text key;
-    if (weft__json_kind(json) != WEFT__JSON_ARRAY) {
-        weft__json_skip(json);
-        return;
-    }
-    (void)weft__json_enter(json, WEFT__JSON_ARRAY);
+    if (!enter(json, WEFT__JSON_ARRAY)) return;
     while (weft__json_item(json)) {
         if (said->choice || weft__json_kind(json) != WEFT__JSON_OBJECT) {
             weft__json_skip(json);

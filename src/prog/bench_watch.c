@@ -62,12 +62,9 @@ static void take_rank(struct weft__progress *p, const char *name, size_t len, co
         const char *name;
         size_t offset;
     } fields[] = {
-        {"prefill_seconds_total", offsetof(struct weft__rank_time, prefill)},
-        {"decode_seconds_total", offsetof(struct weft__rank_time, decode)},
-        {"collective_seconds_total", offsetof(struct weft__rank_time, moving)},
-        {"wait_seconds_total", offsetof(struct weft__rank_time, waiting)},
-        {"sample_seconds_total", offsetof(struct weft__rank_time, sampling)},
-        {"steps_total", offsetof(struct weft__rank_time, steps)},
+#define X(member, metric) {metric, offsetof(struct weft__rank_time, member)},
+        WEFT__RANK_TIMES(X)
+#undef X
     };
     char text[16], *stop;
     if (!label_of(line, end, "rank", text)) return;
@@ -112,12 +109,10 @@ static bool ask_server(const struct weft__bench_options *o, long timeout_ms,
     weft__buf_init(&body, MAX_METRICS);
     bool good =
         weft__bench_get(o, "/metrics", timeout_ms, &body, &http, &err) == WEFT_OK && http == 200;
-    for (const char *at = body.data, *end = at + body.len; good && at < end;) {
-        const char *newline = memchr(at, '\n', (size_t)(end - at));
-        const char *stop = newline != NULL ? newline : end;
-        take_sample(out, at, stop);
-        at = stop + 1;
-    }
+    const char *at = body.data, *line;
+    size_t len;
+    while (good && weft__next_line(&at, body.data + body.len, &line, &len))
+        take_sample(out, line, line + len);
     weft__buf_free(&body);
     /* The counter of collectives holds the waiting. */
     for (int r = 0; r < out->ranks; r++)
@@ -300,14 +295,11 @@ bool weft__watch_progress(const struct weft__watch *w, struct weft__progress *ou
     *out = *b;
     out->clock_s = b->clock_s - a->clock_s;
     out->http_s = b->http_s - a->http_s;
-    for (int r = 0; r < b->ranks; r++)
-        out->rank[r] = (struct weft__rank_time){
-            .prefill = b->rank[r].prefill - a->rank[r].prefill,
-            .decode = b->rank[r].decode - a->rank[r].decode,
-            .moving = b->rank[r].moving - a->rank[r].moving,
-            .waiting = b->rank[r].waiting - a->rank[r].waiting,
-            .sampling = b->rank[r].sampling - a->rank[r].sampling,
-            .steps = b->rank[r].steps - a->rank[r].steps,
+    for (int r = 0; r < b->ranks; r++) out->rank[r] = (struct weft__rank_time)
+        {
+#define X(member, metric) .member = b->rank[r].member - a->rank[r].member,
+            WEFT__RANK_TIMES(X)
+#undef X
         };
     *stalled_s = w->stalled_s;
     /* Counters that fell: the server was started anew in between. */

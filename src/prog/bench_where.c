@@ -311,8 +311,6 @@ void weft__where_print(const struct weft__watch *watch, const struct weft__profi
 
 /* ---- for machines ---- */
 
-static json_t *number(double value) { return isfinite(value) ? json_real(value) : json_null(); }
-
 static json_t *time_json(const struct units *u)
 {
     const struct weft__progress *p = &u->progress;
@@ -343,13 +341,16 @@ static json_t *meter_json(const struct weft__meter *meter, const struct weft__wa
     return json_pack(
         "{s:s, s:s, s:b, s:I, s:o, s:o, s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
         valid ? meter->name : "?", "id", valid ? meter->id : "?", "gpu", (int)meter->gpu, "samples",
-        (json_int_t)m->samples, "power_w", number(weft__mean_of(&m->power)), "power_max_w",
-        number(m->power.count > 0 ? m->power.high : NAN), "limit_w", number(meter->limit_w),
-        "energy_j", m->energy_j, "busy_percent", number(weft__mean_of(&m->busy)), "memory_percent",
-        number(weft__mean_of(&m->memory)), "clock_mhz", number(weft__mean_of(&m->clock)),
-        "clock_max_mhz", number(meter->clock_max_mhz), "temperature_c",
-        number(weft__mean_of(&m->temperature)), "pcie_mb_per_s", number(weft__mean_of(&m->pcie)),
-        "nvlink_mb_per_s", number(weft__mean_of(&m->nvlink)), "clock_reasons", held);
+        (json_int_t)m->samples, "power_w", weft__number_json(weft__mean_of(&m->power)),
+        "power_max_w", weft__number_json(m->power.count > 0 ? m->power.high : NAN), "limit_w",
+        weft__number_json(meter->limit_w), "energy_j", m->energy_j, "busy_percent",
+        weft__number_json(weft__mean_of(&m->busy)), "memory_percent",
+        weft__number_json(weft__mean_of(&m->memory)), "clock_mhz",
+        weft__number_json(weft__mean_of(&m->clock)), "clock_max_mhz",
+        weft__number_json(meter->clock_max_mhz), "temperature_c",
+        weft__number_json(weft__mean_of(&m->temperature)), "pcie_mb_per_s",
+        weft__number_json(weft__mean_of(&m->pcie)), "nvlink_mb_per_s",
+        weft__number_json(weft__mean_of(&m->nvlink)), "clock_reasons", held);
 }
 
 /* At most POINTS_SHOWN points: seconds and, a meter each, watts. */
@@ -364,7 +365,7 @@ static json_t *series_json(const struct weft__watch *watch, int meters)
     for (int m = 0; m < meters; m++) {
         json_t *watts = json_array();
         for (int64_t i = 0; i < count; i += step)
-            (void)json_array_append_new(watts, number(point[i].reading[m].power_w));
+            (void)json_array_append_new(watts, weft__number_json(point[i].reading[m].power_w));
         (void)json_array_append_new(power, watts);
     }
     return json_pack("{s:o, s:o}", "at_s", at, "power_w", power);
@@ -382,11 +383,12 @@ static json_t *power_json(const struct weft__watch *watch, int64_t output_tokens
         (void)json_array_append_new(meters, meter_json(weft__power_meter(power, i), m));
         joules += m->energy_j;
     }
-    return json_pack("{s:o, s:o, s:f, s:o, s:s, s:s}", "meters", meters, "series",
-                     series_json(watch, count), "energy_j", joules, "energy_per_output_token_j",
-                     number(output_tokens > 0 && joules > 0 ? joules / (double)output_tokens : NAN),
-                     "gpus_note", weft__power_note(power, true), "packages_note",
-                     weft__power_note(power, false));
+    return json_pack(
+        "{s:o, s:o, s:f, s:o, s:s, s:s}", "meters", meters, "series", series_json(watch, count),
+        "energy_j", joules, "energy_per_output_token_j",
+        weft__number_json(output_tokens > 0 && joules > 0 ? joules / (double)output_tokens : NAN),
+        "gpus_note", weft__power_note(power, true), "packages_note",
+        weft__power_note(power, false));
 }
 
 static json_t *verdicts_json(const struct units *u)

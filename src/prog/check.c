@@ -126,7 +126,8 @@ static weft_status compare_prompt(struct weft__solo *solo, const struct prompt *
                                   p->ids.name, (long long)(first + i), solo->token[i],
                                   (long long)solo->arch.vocab);
         }
-        WEFT__TRY(weft__solo_step(solo, first, count, known, false, logits, err));
+        const struct weft__solo_rows rows = {.first = first, .count = count, .wanted = known};
+        WEFT__TRY(weft__solo_step(solo, rows, logits, err));
         int64_t shown = weft__max(first, known);
         for (int64_t i = shown; i < first + count; i++)
             compare_row(p, i - known, *logits + (i - shown) * solo->arch.vocab, o);
@@ -155,7 +156,8 @@ static weft_status compare_greedy(struct weft__solo *solo, const struct prompt *
         o->greedy_equal++;
         if (i + 1 == p->greedy.shape[0]) break;
         solo->token[0] = theirs;
-        WEFT__TRY(weft__solo_step(solo, n + i, 1, 0, true, &logits, err));
+        const struct weft__solo_rows next = {.first = n + i, .count = 1, .generated = true};
+        WEFT__TRY(weft__solo_step(solo, next, &logits, err));
     }
     return WEFT_OK;
 }

@@ -23,6 +23,11 @@ static const char *const path_names[] = {
     WEFT_PATHS(X)
 #undef X
 };
+static const char path_choices[] = /* behind a first bar */
+#define X(name, text) "|" text
+    WEFT_PATHS(X)
+#undef X
+    ;
 
 struct run {
     enum operation operation;
@@ -402,8 +407,7 @@ int weft__cmd_comm_bench(int argc, char **argv)
          "allreduce|reduce-scatter|all-gather|broadcast", "what is timed (allreduce)"},
         {WEFT__OPTION_INT, "ranks", &ranks, 1, WEFT_COMM_RANKS_MAX, "N", "CPU ranks (2)"},
         {WEFT__OPTION_STRING, "cuda", &devices, 0, 0, "N,N...", "GPU ranks, one a CUDA device"},
-        {WEFT__OPTION_CHOICE, "path", &path, 0, 0, "auto|push|pull|host|copy|copy-host|nccl",
-         "between GPUs (auto)"},
+        {WEFT__OPTION_CHOICE, "path", &path, 0, 0, path_choices + 1, "between GPUs (auto)"},
         {WEFT__OPTION_FLAG, "baseline", &baseline, 0, 0, NULL,
          "NCCL's own collectives instead, to compare with"},
         {WEFT__OPTION_CHOICE, "algorithm", &algorithm, 0, 0, "auto|one-shot|two-shot",

@@ -35,17 +35,14 @@ static weft_status measure(const struct info *info, int size, struct rank_memory
     struct weft__model_limits limits = weft__plan_limits(&defaults, info->arch.context);
     limits.pages = 1;
     for (int r = 0; r < size; r++) {
-        struct weft__arena arena = {0};
         struct weft__weights weights;
         struct weft__shard shard = weft__shard_of(&info->arch, unit, r, size);
-        weft_status status =
-            weft__weights_load(info->checkpoint, &info->arch, &shard, NULL, &arena, &weights, err);
-        weft__arena_free(&arena);
-        if (status != WEFT_OK) return status;
+        WEFT__TRY(weft__weights_load(info->checkpoint, &info->arch, &shard, NULL, &weights, err));
         struct weft__model_bytes bytes = weft__model_measure(&info->arch, &shard, &limits);
         if (weights.mapped_bytes > most.weights) most.weights = weights.mapped_bytes;
         if (bytes.kv_page / WEFT__PAGE > most.kv_token) most.kv_token = bytes.kv_page / WEFT__PAGE;
         if (bytes.work > most.work) most.work = bytes.work;
+        weft__weights_free(&weights);
     }
     *out = most;
     return WEFT_OK;

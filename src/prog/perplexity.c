@@ -33,7 +33,8 @@ static weft_status score_window(struct weft__solo *solo, const int32_t *ids, int
     for (int64_t first = 0; first < count - 1; first += chunk) {
         int64_t n = weft__min(chunk, count - 1 - first);
         for (int64_t i = 0; i < n; i++) solo->token[i] = ids[first + i];
-        WEFT__TRY(weft__solo_step(solo, first, n, first, false, &logits, err));
+        const struct weft__solo_rows rows = {.first = first, .count = n, .wanted = first};
+        WEFT__TRY(weft__solo_step(solo, rows, &logits, err));
         for (int64_t i = 0; i < n; i++)
             s->sum += surprise(logits + i * vocab, vocab, ids[first + i + 1]);
         s->scored += n;

@@ -61,14 +61,11 @@ weft_status weft__print_plan(const struct weft__arch *arch, struct weft__checkpo
                   plan->ranks.threads == 1 ? "" : "s", (long long)plan->context,
                   (long long)plan->ranks.limits.pages * WEFT__PAGE);
     for (int r = 0; r < size; r++) {
-        struct weft__arena arena = {0};
         struct weft__weights weights;
         struct weft__shard shard = weft__shard_of(arch, unit, r, size);
-        weft_status status =
-            weft__weights_load(checkpoint, arch, &shard, NULL, &arena, &weights, err);
-        if (status == WEFT_OK) print_rank(arch, &shard, &weights);
-        weft__arena_free(&arena);
-        if (status != WEFT_OK) return status;
+        WEFT__TRY(weft__weights_load(checkpoint, arch, &shard, NULL, &weights, err));
+        print_rank(arch, &shard, &weights);
+        weft__weights_free(&weights);
     }
     return WEFT_OK;
 }

@@ -157,10 +157,15 @@ weft_status weft__solo_start(struct weft__solo *solo, const weft_engine_options 
                              int64_t tokens, bool verbose, weft_error *err);
 void weft__solo_close(struct weft__solo *solo);
 
-/* Runs token[0 .. count) at positions from `first` on; logits of the rows at positions from
- * `wanted` on, valid until the next step. */
-weft_status weft__solo_step(struct weft__solo *solo, int64_t first, int64_t count, int64_t wanted,
-                            bool generated, const float **logits, weft_error *err);
+struct weft__solo_rows {
+    int64_t first, count; /* positions of token[0 .. count) */
+    int64_t wanted;       /* logits of positions from here on */
+    bool generated;       /* not part of the prompt */
+};
+
+/* *logits are valid until the next step. */
+weft_status weft__solo_step(struct weft__solo *solo, struct weft__solo_rows rows,
+                            const float **logits, weft_error *err);
 
 /* ---- what takes long ---- */
 

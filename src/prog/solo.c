@@ -50,22 +50,22 @@ void weft__solo_close(struct weft__solo *solo)
     *solo = (struct weft__solo){0};
 }
 
-weft_status weft__solo_step(struct weft__solo *solo, int64_t first, int64_t count, int64_t wanted,
-                            bool generated, const float **logits, weft_error *err)
+weft_status weft__solo_step(struct weft__solo *solo, struct weft__solo_rows rows,
+                            const float **logits, weft_error *err)
 {
-    const struct weft__seq seq = {.count = (int32_t)count,
-                                  .kv_len = (int32_t)(first + count),
-                                  .generated = generated,
+    const struct weft__seq seq = {.count = (int32_t)rows.count,
+                                  .kv_len = (int32_t)(rows.first + rows.count),
+                                  .generated = rows.generated,
                                   .pages = solo->pages};
     int32_t outputs = 0;
-    for (int64_t i = 0; i < count; i++) {
-        int64_t position = first + i;
+    for (int64_t i = 0; i < rows.count; i++) {
+        int64_t position = rows.first + i;
         solo->position[i] = (int32_t)position;
         solo->slot[i] =
             (int64_t)solo->pages[position / WEFT__PAGE] * WEFT__PAGE + position % WEFT__PAGE;
-        if (position >= wanted) solo->output[outputs++] = (int32_t)i;
+        if (position >= rows.wanted) solo->output[outputs++] = (int32_t)i;
     }
-    const struct weft__batch batch = {.tokens = (int32_t)count,
+    const struct weft__batch batch = {.tokens = (int32_t)rows.count,
                                       .seqs = 1,
                                       .outputs = outputs,
                                       .token = solo->token,

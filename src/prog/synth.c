@@ -96,22 +96,32 @@ static void add_plain(struct synth *s, int64_t out, int64_t in, const char *pref
     add(s, (struct tensor){.content = WEIGHTS, .shape = {out, in}, .columns = in}, prefix, suffix);
 }
 
-/* A projection of a layer. What `weft quantize` would quantise is NVFP4 here too. */
-static void add_linear(struct synth *s, bool quantise, int64_t out, int64_t in, bool bias,
-                       const char *prefix, const char *name)
+/* A projection of a layer that `weft quantize` leaves alone. */
+static void add_kept(struct synth *s, int64_t out, int64_t in, bool bias, const char *prefix,
+                     const char *name)
 {
     char module[256];
     (void)snprintf(module, sizeof module, "%s%s", prefix, name);
-    if (quantise && s->to == 1 && in % 16 == 0) {
-        struct tensor t = {.content = CODES, .shape = {out, in / 2}, .columns = in};
-        add(s, t, module, ".weight");
-        t.content = SCALES;
-        t.shape[1] = in / 16;
-        add(s, t, module, ".weight_scale");
-        add(s, (struct tensor){.content = SCALE_2, .columns = in}, module, ".weight_scale_2");
-    } else {
-        add_plain(s, out, in, module, ".weight");
+    add_plain(s, out, in, module, ".weight");
+    if (bias) add_vector(s, ZEROS, out, module, ".bias");
+}
+
+/* One that it would quantise is NVFP4 here too. */
+static void add_linear(struct synth *s, int64_t out, int64_t in, bool bias, const char *prefix,
+                       const char *name)
+{
+    char module[256];
+    struct tensor t = {.content = CODES, .shape = {out, in / 2}, .columns = in};
+    if (s->to == 0 || in % 16 != 0) {
+        add_kept(s, out, in, bias, prefix, name);
+        return;
     }
+    (void)snprintf(module, sizeof module, "%s%s", prefix, name);
+    add(s, t, module, ".weight");
+    t.content = SCALES;
+    t.shape[1] = in / 16;
+    add(s, t, module, ".weight_scale");
+    add(s, (struct tensor){.content = SCALE_2, .columns = in}, module, ".weight_scale_2");
     if (bias) add_vector(s, ZEROS, out, module, ".bias");
 }
 
@@ -121,28 +131,27 @@ static void add_attention(struct synth *s, int64_t layer, const char *prefix)
     int64_t h = a->hidden, key = a->nope_dim + a->rope_dim;
     if (!a->mla) {
         int64_t q = a->heads * a->head_dim, kv = a->kv_heads * a->head_dim;
-        add_linear(s, true, q, h, a->qkv_bias, prefix, "self_attn.q_proj");
-        add_linear(s, true, kv, h, a->qkv_bias, prefix, "self_attn.k_proj");
-        add_linear(s, true, kv, h, a->qkv_bias, prefix, "self_attn.v_proj");
-        add_linear(s, true, h, q, a->o_bias, prefix, "self_attn.o_proj");
+        add_linear(s, q, h, a->qkv_bias, prefix, "self_attn.q_proj");
+        add_linear(s, kv, h, a->qkv_bias, prefix, "self_attn.k_proj");
+        add_linear(s, kv, h, a->qkv_bias, prefix, "self_attn.v_proj");
+        add_linear(s, h, q, a->o_bias, prefix, "self_attn.o_proj");
         if (!a->qk_norm) return;
         add_vector(s, ONES, a->head_dim, prefix, "self_attn.q_norm.weight");
         add_vector(s, ONES, a->head_dim, prefix, "self_attn.k_norm.weight");
         return;
     }
     if (a->q_lora > 0) {
-        add_linear(s, false, a->q_lora, h, a->qkv_bias, prefix, "self_attn.q_a_proj");
+        add_kept(s, a->q_lora, h, a->qkv_bias, prefix, "self_attn.q_a_proj");
         add_vector(s, ONES, a->q_lora, prefix, "self_attn.q_a_layernorm.weight");
         add_plain(s, a->heads * key, a->q_lora, prefix, "self_attn.q_b_proj.weight");
     } else {
         add_plain(s, a->heads * key, h, prefix, "self_attn.q_proj.weight");
     }
-    add_linear(s, false, a->kv_lora + a->rope_dim, h, a->qkv_bias, prefix,
-               "self_attn.kv_a_proj_with_mqa");
+    add_kept(s, a->kv_lora + a->rope_dim, h, a->qkv_bias, prefix, "self_attn.kv_a_proj_with_mqa");
     add_vector(s, ONES, a->kv_lora, prefix, "self_attn.kv_a_layernorm.weight");
     add_plain(s, a->heads * (a->nope_dim + a->value_dim), a->kv_lora, prefix,
               "self_attn.kv_b_proj.weight");
-    add_linear(s, false, h, a->heads * a->value_dim, a->o_bias, prefix, "self_attn.o_proj");
+    add_kept(s, h, a->heads * a->value_dim, a->o_bias, prefix, "self_attn.o_proj");
     if (a->index_top == 0 || !a->index_full[layer]) return;
     add_plain(s, a->index_heads * a->index_dim, a->q_lora, prefix, "self_attn.indexer.wq_b.weight");
     add_plain(s, a->index_dim, h, prefix, "self_attn.indexer.wk.weight");
@@ -155,9 +164,9 @@ static void add_mlp(struct synth *s, int64_t width, const char *prefix, const ch
 {
     char module[256];
     (void)snprintf(module, sizeof module, "%s%s", prefix, name);
-    add_linear(s, true, width, s->arch.hidden, s->arch.mlp_bias, module, ".gate_proj");
-    add_linear(s, true, width, s->arch.hidden, s->arch.mlp_bias, module, ".up_proj");
-    add_linear(s, true, s->arch.hidden, width, s->arch.mlp_bias, module, ".down_proj");
+    add_linear(s, width, s->arch.hidden, s->arch.mlp_bias, module, ".gate_proj");
+    add_linear(s, width, s->arch.hidden, s->arch.mlp_bias, module, ".up_proj");
+    add_linear(s, s->arch.hidden, width, s->arch.mlp_bias, module, ".down_proj");
 }
 
 static void add_layer(struct synth *s, int64_t layer)

@@ -224,8 +224,12 @@ static weft_status open_bench(struct bench *b, const char *dir, int threads, boo
         .pages = b->seqs * weft__ceil_div(context, WEFT__PAGE),
         .context = context,
         .activations = int8 ? WEFT_ACTIVATIONS_INT8 : WEFT_ACTIVATIONS_F32};
-    return weft__model_open(&b->arch, b->checkpoint, &device, b->dev, b->comm, &limits, &b->model,
-                            err);
+    const struct weft__model_parts parts = {.arch = &b->arch,
+                                            .checkpoint = b->checkpoint,
+                                            .device = &device,
+                                            .dev = b->dev,
+                                            .comm = b->comm};
+    return weft__model_open(&parts, &limits, &b->model, err);
 }
 
 /* All sequences take their next token, at position `position`. */
