@@ -1,23 +1,20 @@
 /* weft_comm.h: fused all-reduce collectives for tensor-parallel inference. Usable without the rest
  * of weft; examples/allreduce.c is a complete program.
  *
- * A world is the set of ranks that work together: threads of one process, processes of one host,
- * each of which makes a world of the same name, or CPU ranks of an Open MPI job on several hosts.
- * Each rank opens its own communicator on the world; from then on every rank calls the same
- * operations, on the same communicator or group, with the same shapes, in the same order. Hidden
- * behind the handles: the memory that ranks share, epochs and flags, the choice of path and
- * algorithm, deadlines.
+ * A world is the set of ranks that work together: threads of a process, processes of a host, or CPU
+ * ranks of an Open MPI job on several hosts. Each rank opens its own communicator, which belongs to
+ * one thread at a time; then all ranks call the same operations, on the same communicator or group,
+ * with the same shapes, in the same order. Hidden behind the handles: the memory that ranks share,
+ * epochs and flags, the choice of path and algorithm, deadlines.
  *
- * Numbers. Sums are F32, folded in ascending rank order and rounded once:
- *     s = round(residual + (((x_0 + x_1) + x_2) + ...))
- * Every rank gets the same bits. They depend neither on the algorithm nor on how many other rows
- * are in the call. NaN results are the canonical 0x7fc00000, 0x7fc0 (BF16), 0x7e00 (F16).
+ * Numbers. Sums are F32, folded in ascending rank order and rounded once. Every rank gets the same
+ * bits. They depend neither on the algorithm nor on how many other rows are in the call. NaN
+ * results are the canonical 0x7fc00000, 0x7fc0 (BF16), 0x7e00 (F16).
  *
  * Failure. Every wait is bounded, but a patient gather's, which ends with its peers. A rank that
- * stays away, closes, aborts or calls something else is named in the error that every rank gets, on
- * every group of the world; from then on operations return that error. Close on all ranks, then
- * open again. A communicator belongs to one thread at a time; "rank" in texts is the rank in the
- * world. */
+ * stays away, closes, aborts or calls something else is named, by its rank in the world, in the
+ * error that every rank gets, on every group; from then on operations return that error. Close on
+ * all ranks, then open again. */
 #ifndef WEFT_COMM_H
 #define WEFT_COMM_H
 
@@ -31,9 +28,9 @@ extern "C" {
 
 enum {
     WEFT_COMM_RANKS_MAX = 16,
-    WEFT_COMM_MESSAGE_MIN = 262144, /* bytes; a longest row fits */
+    WEFT_COMM_MESSAGE_MIN = 262144, /* bytes: the longest row */
     WEFT_COMM_HIDDEN_MAX = 65536,   /* longest row of weft_reduce */
-    WEFT_COMM_GROUPS_MAX = 15, /* splits a communicator can take part in between open and close */
+    WEFT_COMM_GROUPS_MAX = 15,      /* splits that a communicator takes part in, in all */
 };
 
 typedef struct weft_world weft_world;
@@ -73,11 +70,10 @@ typedef struct weft_world_options {
     weft_algorithm algorithm; /* of reductions */
     const int *cuda_devices;  /* [size] CUDA ordinal of each rank, or NULL: ranks on CPUs */
     weft_path path;           /* of GPU ranks */
-    /* NULL: ranks are threads of this process. "unix:NAME": each is a process of this host; they
-     * meet under a name that all of them, and no other world, use. "mpi": each is a rank of an Open
-     * MPI job, also on several hosts; CPU ranks only. MPI is loaded then, ends with the world
-     * unless a session failed last, and starts only once in a process. Rank 0's options hold for
-     * all, but for size, timeout_ms at open and cuda_devices. */
+    /* NULL: ranks are threads of this process. "unix:NAME": processes of this host; each makes a
+     * world of this name, which no other world uses. "mpi": ranks of an Open MPI job; MPI is loaded
+     * then, ends with the world unless a session failed last, and starts only once in a process.
+     * Rank 0's options hold for all, but for size, timeout_ms at open and cuda_devices. */
     const char *rendezvous;
 } weft_world_options;
 
@@ -86,7 +82,7 @@ WEFT_API WEFT_CHECKED weft_status weft_world_create(const weft_world_options *op
 /* The memory stays until the last communicator is closed. NULL is allowed. */
 WEFT_API void weft_world_destroy(weft_world *world);
 
-/* Blocks until every rank has opened, at most timeout_ms: the error names who is missing. */
+/* Blocks until every rank has opened, at most timeout_ms; the error names who is missing. */
 WEFT_API WEFT_CHECKED weft_status weft_comm_open(weft_world *world, int rank, weft_comm **out,
                                                  weft_error *err);
 /* Closes a communicator and the groups split from it. Does not wait for other ranks; those that
@@ -103,17 +99,15 @@ WEFT_API int weft_comm_size(const weft_comm *comm);
 
 /* ---- memory ---- */
 
-/* Memory that peers can read, zeroed, aligned to 64 bytes, owned by the world, valid until comm is
- * closed. An input that lies in it is not copied; the operation is then complete only when all
- * peers have read it. Not collective, but call it alike on all ranks. Between GPUs it is device
- * memory, good for long reductions: their inputs lie in the same place on all ranks, and are read
- * there where that was measured to be faster. */
+/* Memory that peers can read, zeroed, aligned to 64 bytes, valid until comm is closed. An input
+ * that lies in it is not copied; the operation is then complete only when all peers have read it.
+ * Not collective, but call it alike on all ranks. Between GPUs it is device memory; inputs of long
+ * reductions that lie in the same place on all ranks are read there when that is faster. */
 WEFT_API WEFT_CHECKED weft_status weft_comm_heap_alloc(weft_comm *comm, size_t bytes, void **out,
                                                        weft_error *err);
 
-/* CPU ranks only. Where to write the input of the next operation on comm: neither copied nor waited
- * for, the fastest way in. At most message_bytes. Good for exactly that operation (ask again for
- * the one after); an outdated buffer is refused. */
+/* CPU ranks only. Where to write the input of the next operation on comm, at most message_bytes:
+ * neither copied nor waited for, the fastest way in. Good for that operation alone. */
 WEFT_API WEFT_CHECKED weft_status weft_comm_input(weft_comm *comm, size_t bytes, void **out,
                                                   weft_error *err);
 
@@ -147,7 +141,7 @@ typedef struct weft_quant {
                      [ceil(tokens/128)*128, ceil(hidden/64)*4], its padding written as 0 */
 } weft_quant;
 
-/* s = round(residual + sum over ranks of x)         stored in residual_out, if given
+/* s = round(residual + (((x_0 + x_1) + x_2) + ...))    stored in residual_out, if given
  * y = norm ? round(round(s / sqrt(mean(s*s) + norm_eps)) * norm_weight) : s
  * quant codes are of the rounded y. */
 typedef struct weft_reduce {
@@ -169,18 +163,18 @@ typedef struct weft_reduce {
 WEFT_API WEFT_CHECKED weft_status weft_comm_allreduce(weft_comm *comm, const weft_reduce *op,
                                                       weft_error *err);
 
-/* Each rank gets its rows, weft_comm_share(tokens, size, rank): residual, residual_out, y and quant
- * have those rows only. x and moe have all. */
+/* Each rank gets its weft_comm_share of the rows: residual, residual_out, y and quant have those
+ * only, x and moe have all. */
 WEFT_API WEFT_CHECKED weft_status weft_comm_reduce_scatter(weft_comm *comm, const weft_reduce *op,
                                                            weft_error *err);
 
-/* A row-parallel matrix product whose finished tiles are summed while the next are computed, so
- * that ranks wait less for each other. The bits are those of an allreduce of the whole product. */
+/* A row-parallel matrix product whose finished tiles are summed while the next are computed. The
+ * bits are those of an allreduce of the whole product. */
 typedef struct weft_gemm_reduce {
     weft_reduce reduce; /* without x and moe */
     int64_t tile_rows;  /* 0: 64, or what a message holds if that is less */
-    /* Writes rows first .. first + rows of this rank's partial product to out [rows, hidden];
-     * called with ascending rows. */
+    /* Writes rows first .. first + rows of this rank's product to out [rows, hidden]; called in
+     * ascending order. */
     void (*compute)(void *ctx, int64_t first, int64_t rows, void *out);
     void *ctx;
 } weft_gemm_reduce;
@@ -207,8 +201,8 @@ typedef struct weft_gather {
     const size_t *row_bytes_of; /* [size], the same on all ranks; may hold zeros */
     const void *in;             /* [rows, own row bytes] */
     void *out;                  /* [rows, sum of row bytes], apart from in */
-    bool patient; /* this rank has nothing to do before the others come, however long that takes:
-                     only their death, close or failure ends its wait. Not on GPUs */
+    bool patient; /* wait for the others however long they take: only their death, close or
+                     failure ends it. Not on GPUs */
 } weft_gather;
 
 WEFT_API WEFT_CHECKED weft_status weft_comm_all_gather(weft_comm *comm, const weft_gather *op,
@@ -226,10 +220,9 @@ WEFT_API WEFT_CHECKED weft_status weft_comm_broadcast(weft_comm *comm, const wef
 WEFT_API WEFT_CHECKED weft_status weft_comm_barrier(weft_comm *comm, weft_error *err);
 
 /* ---- GPU ranks ----
- * Operations take device memory, aligned to 16 bytes, enqueue their work on the rank's stream and
- * return; they can be captured into a CUDA graph, which replays as long as the communicator is
- * open. Failures come out of later calls. Ranks may share a device; then all of them must be able
- * to run at once. */
+ * Operations take device memory, aligned to 16 bytes, enqueue work on the rank's stream and return;
+ * a CUDA graph can capture them and replays while the communicator is open. Failures come out of
+ * later calls. Ranks that share a device must be able to run at once. */
 
 /* The CUstream of a GPU rank, owned by the communicator; NULL on CPUs. */
 WEFT_API void *weft_comm_stream(const weft_comm *comm);
@@ -239,7 +232,7 @@ WEFT_API WEFT_CHECKED weft_status weft_comm_sync(weft_comm *comm, weft_error *er
 
 /* ---- life signs and failure ---- */
 
-/* Says "alive" during work that takes longer than the timeout without an operation. */
+/* A sign of life, for work longer than the timeout without an operation. */
 WEFT_API void weft_comm_heartbeat(weft_comm *comm);
 
 /* Fails the current and all later operations of every rank with this rank's name and the reason

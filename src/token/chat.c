@@ -436,11 +436,17 @@ static weft_status render(const struct weft__chat *chat, const struct weft__temp
 
 /* ---- what a template expects ---- */
 
+struct trial { /* of a template */
+    const struct weft__chat *chat;
+    const struct weft__template *tmpl;
+    weft_status status; /* of the last rendering */
+    weft_error *err;
+};
+
 /* Renders a conversation and says whether the prompt has both texts, in this order, and none of the
  * marks of a value printed as it is. */
-static bool shows(const struct weft__chat *chat, const struct weft__template *tmpl,
-                  struct habits habits, const char *messages, const char *first, const char *second,
-                  weft_status *status, weft_error *err)
+static bool shows(struct trial *t, struct habits habits, const char *messages, const char *first,
+                  const char *second)
 {
     static const char *const marks[] = {"None", "'type'", "\"type\": \"text\""};
     static const char tools[] =
@@ -450,13 +456,13 @@ static bool shows(const struct weft__chat *chat, const struct weft__template *tm
     struct weft__chat_input input = {.messages = NULL};
     bool calls = strstr(messages, "tool_calls") != NULL, no_room;
     struct weft__buf out;
-    if (*status == WEFT_NO_MEMORY) return false;
+    if (t->status == WEFT_NO_MEMORY) return false;
     weft__buf_init(&out, WEFT__TEMPLATE_MAX_OUTPUT);
-    *status = parse_json("", messages, strlen(messages), &input.messages, &no_room, err);
-    if (*status == WEFT_OK && calls)
-        *status = parse_json("", tools, strlen(tools), &input.tools, &no_room, err);
-    if (*status == WEFT_OK) *status = render(chat, tmpl, habits, &input, &out, err);
-    const char *from = *status == WEFT_OK && out.data != NULL ? strstr(out.data, first) : NULL;
+    t->status = parse_json("", messages, strlen(messages), &input.messages, &no_room, t->err);
+    if (t->status == WEFT_OK && calls)
+        t->status = parse_json("", tools, strlen(tools), &input.tools, &no_room, t->err);
+    if (t->status == WEFT_OK) t->status = render(t->chat, t->tmpl, habits, &input, &out, t->err);
+    const char *from = t->status == WEFT_OK && out.data != NULL ? strstr(out.data, first) : NULL;
     bool seen = from != NULL && strstr(from, second) != NULL;
     for (size_t i = 0; seen && i < WEFT__COUNT(marks); i++) seen = strstr(from, marks[i]) == NULL;
     weft__buf_free(&out);
@@ -484,23 +490,21 @@ static weft_status probe(const struct weft__chat *chat, const struct weft__templ
                                   "\"arguments\":\"{\\\"weft-key\\\": \\\"weft-value\\\"}\"}}]}]";
     static const char texts[] = "[" SYSTEM("\"weft-system\"") "," USER("\"weft-user\"") "]";
     static const char lists[] = "[" SYSTEM(PART("weft-system")) "," USER(PART("weft-user")) "]";
-    weft_status status = WEFT_OK;
+    struct trial t = {.chat = chat, .tmpl = tmpl, .err = err};
     *habits = (struct habits){.part_lists = true};
-    bool system = shows(chat, tmpl, *habits, texts, "weft-system", "weft-user", &status, err);
-    bool text = system || shows(chat, tmpl, *habits, "[" USER("\"weft-user\"") "]", "", "weft-user",
-                                &status, err);
-    bool list = system ? shows(chat, tmpl, *habits, lists, "weft-system", "weft-user", &status, err)
-                       : shows(chat, tmpl, *habits, "[" USER(PART("weft-user")) "]", "",
-                               "weft-user", &status, err);
+    bool system = shows(&t, *habits, texts, "weft-system", "weft-user");
+    bool text = system || shows(&t, *habits, "[" USER("\"weft-user\"") "]", "", "weft-user");
+    bool list = system ? shows(&t, *habits, lists, "weft-system", "weft-user")
+                       : shows(&t, *habits, "[" USER(PART("weft-user")) "]", "", "weft-user");
     habits->part_lists = list;
     habits->only_parts = list && !text;
-    for (int i = 0; i < 4 && status != WEFT_NO_MEMORY; i++) {
+    for (int i = 0; i < 4 && t.status != WEFT_NO_MEMORY; i++) {
         habits->text_arguments = (i & 2) != 0;
         habits->null_content = (i & 1) != 0;
-        if (shows(chat, tmpl, *habits, call, "weft-user", "weft-value", &status, err)) break;
+        if (shows(&t, *habits, call, "weft-user", "weft-value")) break;
         habits->text_arguments = habits->null_content = false;
     }
-    return status == WEFT_NO_MEMORY ? status : WEFT_OK;
+    return t.status == WEFT_NO_MEMORY ? t.status : WEFT_OK;
 }
 
 /* ---- the interface ---- */

@@ -10,34 +10,34 @@
 
 enum { MODE_DATA, MODE_BLOCK, MODE_PRINT };
 
-weft_status weft__j_report(weft_error *err, weft_status status, const char *name, const char *text,
-                           size_t offset, const char *format, va_list args)
+weft_status weft__j_report(weft_error *err, weft_status status, struct weft__jplace place,
+                           const char *format, va_list args)
 {
     char message[300];
     int line = 1, column = 1;
-    for (const char *p = text, *end = text + offset; p < end; column++)
+    for (const char *p = place.text, *end = p + place.offset; p < end; column++)
         if (weft__j_char(&p, end) == '\n') {
             line++;
             column = 0;
         }
     (void)vsnprintf(message, sizeof message, format, args);
     weft__j_clean(message);
-    return weft__fail(err, status, "%s: line %d, column %d: %s%s", name, line, column, message,
-                      status == WEFT_UNSUPPORTED ? ": not supported" : "");
+    return weft__fail(err, status, "%s: line %d, column %d: %s%s", place.name, line, column,
+                      message, status == WEFT_UNSUPPORTED ? ": not supported" : "");
 }
 
-void weft__j_syntax(struct jparser *parser, weft_status status, size_t offset, const char *format,
-                    ...)
+void weft__j_syntax(struct weft__jparser *parser, weft_status status, size_t offset,
+                    const char *format, ...)
 {
+    const struct weft__jplace place = {parser->tmpl->name, parser->tmpl->text, offset};
     va_list args;
     va_start(args, format);
     if (parser->status == WEFT_OK)
-        parser->status = weft__j_report(parser->err, status, parser->tmpl->name, parser->tmpl->text,
-                                        offset, format, args);
+        parser->status = weft__j_report(parser->err, status, place, format, args);
     va_end(args);
 }
 
-void *weft__j_parse_alloc(struct jparser *parser, size_t bytes)
+void *weft__j_parse_alloc(struct weft__jparser *parser, size_t bytes)
 {
     struct weft__arena *arena = &parser->tmpl->arena;
     void *out = NULL;
@@ -51,20 +51,20 @@ void *weft__j_parse_alloc(struct jparser *parser, size_t bytes)
 
 /* ---- plain text up to the next tag ---- */
 
-static bool at(const struct jparser *parser, size_t pos, const char *text)
+static bool at(const struct weft__jparser *parser, size_t pos, const char *text)
 {
     size_t len = strlen(text);
     return parser->tmpl->len - pos >= len && memcmp(parser->tmpl->text + pos, text, len) == 0;
 }
 
-static size_t skip_space(const struct jparser *parser, size_t pos)
+static size_t skip_space(const struct weft__jparser *parser, size_t pos)
 {
     return weft__j_skip_space(parser->tmpl->text, parser->tmpl->len, pos);
 }
 
 /* After the mark `pos` is at: the end of a tag as `-%}`, `+%}` or `%}`, with what follows it that
  * belongs to it. 0: not there. */
-static size_t tag_end(const struct jparser *parser, size_t pos, const char *close, bool trim)
+static size_t tag_end(const struct weft__jparser *parser, size_t pos, const char *close, bool trim)
 {
     size_t width = strlen(close);
     if (at(parser, pos, "-") && at(parser, pos + 1, close))
@@ -75,7 +75,7 @@ static size_t tag_end(const struct jparser *parser, size_t pos, const char *clos
 }
 
 /* The text before a tag, less what the tag strips. mark: '-', '+' or 0. */
-static size_t stripped(const struct jparser *parser, size_t start, size_t len, char mark,
+static size_t stripped(const struct weft__jparser *parser, size_t start, size_t len, char mark,
                        bool block)
 {
     const char *text = parser->tmpl->text + start;
@@ -87,19 +87,20 @@ static size_t stripped(const struct jparser *parser, size_t start, size_t len, c
     return whole_line && weft__j_skip_space(text, len, line) == len ? line : len;
 }
 
-static char mark_at(const struct jparser *parser, size_t pos)
+static char mark_at(const struct weft__jparser *parser, size_t pos)
 {
     return at(parser, pos, "-") ? '-' : at(parser, pos, "+") ? '+' : '\0';
 }
 
-static void data_token(struct jparser *parser, struct jtoken *out, size_t start, size_t len)
+static void data_token(struct weft__jparser *parser, struct weft__jtoken *out, size_t start,
+                       size_t len)
 {
-    out->type = T_DATA;
+    out->type = WEFT__T_DATA;
     out->offset = (uint32_t)start;
     out->value = weft__j_text(parser->tmpl->text + start, len);
 }
 
-static void skip_comment(struct jparser *parser, size_t start)
+static void skip_comment(struct weft__jparser *parser, size_t start)
 {
     const char *text = parser->tmpl->text;
     for (size_t pos = start; pos + 1 < parser->tmpl->len; pos++) {
@@ -113,7 +114,7 @@ static void skip_comment(struct jparser *parser, size_t start)
 }
 
 /* Text up to the next tag, or the beginning of that tag when there is no text. */
-static void lex_data(struct jparser *parser, struct jtoken *out)
+static void lex_data(struct weft__jparser *parser, struct weft__jtoken *out)
 {
     const char *text = parser->tmpl->text;
     size_t start = parser->pos, pos = start, len = parser->tmpl->len;
@@ -122,7 +123,7 @@ static void lex_data(struct jparser *parser, struct jtoken *out)
         pos++;
     if (pos >= len) {
         data_token(parser, out, start, len - start);
-        if (len == start) out->type = T_END;
+        if (len == start) out->type = WEFT__T_END;
         parser->pos = len;
         return;
     }
@@ -140,7 +141,7 @@ static void lex_data(struct jparser *parser, struct jtoken *out)
         skip_comment(parser, inside);
         data_token(parser, out, pos, 0);
     } else {
-        out->type = kind == '%' ? T_BLOCK_BEGIN : T_PRINT_BEGIN;
+        out->type = kind == '%' ? WEFT__T_BLOCK_BEGIN : WEFT__T_PRINT_BEGIN;
         out->offset = (uint32_t)pos;
         parser->mode = kind == '%' ? MODE_BLOCK : MODE_PRINT;
         parser->pos = inside;
@@ -149,7 +150,7 @@ static void lex_data(struct jparser *parser, struct jtoken *out)
 
 /* ---- inside a tag ---- */
 
-static size_t skip_digits(const struct jparser *parser, size_t pos)
+static size_t skip_digits(const struct weft__jparser *parser, size_t pos)
 {
     const char *text = parser->tmpl->text;
     while (pos < parser->tmpl->len && text[pos] >= '0' && text[pos] <= '9') pos++;
@@ -157,30 +158,30 @@ static size_t skip_digits(const struct jparser *parser, size_t pos)
 }
 
 /* Decimal numbers: Python's other notations are refused. */
-static void lex_number(struct jparser *parser, struct jtoken *out)
+static void lex_number(struct weft__jparser *parser, struct weft__jtoken *out)
 {
     const char *text = parser->tmpl->text, *end = text + parser->tmpl->len;
     size_t start = parser->pos, pos = skip_digits(parser, start), fraction;
-    out->type = T_INT;
+    out->type = WEFT__T_INT;
     /* `x.0.1` is two subscripts, not the subscript 0.1. */
     if (at(parser, pos, ".") && !(start > 0 && text[start - 1] == '.') &&
         (fraction = skip_digits(parser, pos + 1)) > pos + 1) {
-        out->type = T_FLOAT;
+        out->type = WEFT__T_FLOAT;
         pos = fraction;
     }
     const char *next = text + pos;
     char digits[40];
     bool odd = pos - start >= sizeof digits || weft__j_is_word(weft__j_char(&next, end)) ||
-               (out->type == T_INT && text[start] == '0' && pos > start + 1);
+               (out->type == WEFT__T_INT && text[start] == '0' && pos > start + 1);
     errno = 0;
     if (!odd) {
         memcpy(digits, text + start, pos - start);
         digits[pos - start] = '\0';
-        out->value = out->type == T_FLOAT ? weft__j_float(strtod(digits, NULL))
-                                          : weft__j_int(strtoimax(digits, NULL, 10));
+        out->value = out->type == WEFT__T_FLOAT ? weft__j_float(strtod(digits, NULL))
+                                                : weft__j_int(strtoimax(digits, NULL, 10));
     }
     parser->pos = pos;
-    if (odd || (out->type == T_INT && errno == ERANGE))
+    if (odd || (out->type == WEFT__T_INT && errno == ERANGE))
         weft__j_syntax(parser, WEFT_UNSUPPORTED, start,
                        "a number beyond 64 bits or in another notation than the decimal one");
 }
@@ -213,7 +214,7 @@ static const char *unescape(const char *p, const char *end, char **out)
     return p;
 }
 
-static void lex_string(struct jparser *parser, struct jtoken *out)
+static void lex_string(struct weft__jparser *parser, struct weft__jtoken *out)
 {
     const char *text = parser->tmpl->text, *end = text + parser->tmpl->len;
     const char *start = text + parser->pos + 1, *p = start;
@@ -228,7 +229,7 @@ static void lex_string(struct jparser *parser, struct jtoken *out)
         weft__j_syntax(parser, WEFT_FORMAT, parser->pos, "a string that does not end");
         return;
     }
-    out->type = T_STRING;
+    out->type = WEFT__T_STRING;
     out->value = weft__j_text(start, (size_t)(p - start));
     parser->pos = (size_t)(p + 1 - text);
     if (!escaped) return;
@@ -260,14 +261,14 @@ const char *weft__j_spelling(enum weft__jop op)
     return spellings[op];
 }
 
-static void lex_operator(struct jparser *parser, struct jtoken *out)
+static void lex_operator(struct weft__jparser *parser, struct weft__jtoken *out)
 {
     const char *p = parser->tmpl->text + parser->pos, *after = p;
-    for (enum weft__jop op = 0; op < J_OP_IN; op++) {
+    for (enum weft__jop op = 0; op < WEFT__J_OP_IN; op++) {
         if (!at(parser, parser->pos, weft__j_spelling(op))) continue;
         if (strchr("([{", *p) != NULL) parser->open++;
         if (strchr(")]}", *p) != NULL && parser->open > 0) parser->open--;
-        out->type = T_OP;
+        out->type = WEFT__T_OP;
         out->op = (uint8_t)op;
         out->value = weft__j_literal(weft__j_spelling(op));
         parser->pos += out->value.len;
@@ -278,7 +279,7 @@ static void lex_operator(struct jparser *parser, struct jtoken *out)
                    (int)(after - p), p);
 }
 
-static void lex_code(struct jparser *parser, struct jtoken *out)
+static void lex_code(struct weft__jparser *parser, struct weft__jtoken *out)
 {
     const char *text = parser->tmpl->text, *end = text + parser->tmpl->len;
     bool block = parser->mode == MODE_BLOCK;
@@ -286,7 +287,7 @@ static void lex_code(struct jparser *parser, struct jtoken *out)
     out->offset = (uint32_t)parser->pos;
     size_t close = parser->open > 0 ? 0 : tag_end(parser, parser->pos, block ? "%}" : "}}", block);
     if (close != 0) {
-        out->type = block ? T_BLOCK_END : T_PRINT_END;
+        out->type = block ? WEFT__T_BLOCK_END : WEFT__T_PRINT_END;
         parser->pos = close;
         parser->mode = MODE_DATA;
         parser->line_start = text[close - 1] == '\n';
@@ -301,7 +302,7 @@ static void lex_code(struct jparser *parser, struct jtoken *out)
     }
     for (const char *next = p; next < end && weft__j_is_word(weft__j_char(&next, end));) p = next;
     if (p > word) {
-        out->type = T_NAME;
+        out->type = WEFT__T_NAME;
         out->value = weft__j_text(word, (size_t)(p - word));
         parser->pos = (size_t)(p - text);
     } else if (c == '\'' || c == '"') {
@@ -311,15 +312,15 @@ static void lex_code(struct jparser *parser, struct jtoken *out)
     }
 }
 
-void weft__j_lex(struct jparser *parser, struct jtoken *out)
+void weft__j_lex(struct weft__jparser *parser, struct weft__jtoken *out)
 {
     do {
-        *out = (struct jtoken){.type = T_END, .offset = (uint32_t)parser->pos};
+        *out = (struct weft__jtoken){.type = WEFT__T_END, .offset = (uint32_t)parser->pos};
         if (parser->status != WEFT_OK) return;
         if (parser->mode == MODE_DATA)
             lex_data(parser, out);
         else
             lex_code(parser, out);
-    } while (out->type == T_DATA && out->value.len == 0);
-    if (parser->status != WEFT_OK) out->type = T_END;
+    } while (out->type == WEFT__T_DATA && out->value.len == 0);
+    if (parser->status != WEFT_OK) out->type = WEFT__T_END;
 }

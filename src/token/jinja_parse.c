@@ -5,95 +5,95 @@
 
 #include "jinja.h"
 
-static struct jnode *parse_expression(struct jparser *parser);
-static struct jnode *parse_binary(struct jparser *parser, int level);
-static struct jnode *parse_filters(struct jparser *parser, struct jnode *node);
+static struct weft__jnode *parse_expression(struct weft__jparser *parser);
+static struct weft__jnode *parse_binary(struct weft__jparser *parser, int level);
+static struct weft__jnode *parse_filters(struct weft__jparser *parser, struct weft__jnode *node);
 
 /* ---- tokens and nodes ---- */
 
-static void check_unknown(struct jparser *parser)
+static void check_unknown(struct weft__jparser *parser)
 {
-    const struct jnode *node = parser->unknown;
+    const struct weft__jnode *node = parser->unknown;
     parser->unknown = NULL;
     if (!parser->soft)
         weft__j_syntax(parser, WEFT_UNSUPPORTED, node->offset, "no filter or test named '%.80s'",
                        parser->tmpl->names[node->name].text);
 }
 
-static void next_token(struct jparser *parser)
+static void next_token(struct weft__jparser *parser)
 {
     if (parser->unknown != NULL &&
-        (parser->token.type == T_BLOCK_END || parser->token.type == T_PRINT_END))
+        (parser->token.type == WEFT__T_BLOCK_END || parser->token.type == WEFT__T_PRINT_END))
         check_unknown(parser);
     parser->token = parser->ahead;
-    if (parser->token.type == T_END && parser->status != WEFT_OK) return;
+    if (parser->token.type == WEFT__T_END && parser->status != WEFT_OK) return;
     weft__j_lex(parser, &parser->ahead);
-    if (parser->status != WEFT_OK) parser->token.type = parser->ahead.type = T_END;
+    if (parser->status != WEFT_OK) parser->token.type = parser->ahead.type = WEFT__T_END;
 }
 
-static bool is_op(const struct jtoken *token, enum weft__jop op)
+static bool is_op(const struct weft__jtoken *token, enum weft__jop op)
 {
-    return token->type == T_OP && token->op == op;
+    return token->type == WEFT__T_OP && token->op == op;
 }
 
-static bool is_name(const struct jtoken *token, const char *name)
+static bool is_name(const struct weft__jtoken *token, const char *name)
 {
-    return token->type == T_NAME && weft__j_is_text(token->value, name);
+    return token->type == WEFT__T_NAME && weft__j_is_text(token->value, name);
 }
 
-static bool at_op(const struct jparser *parser, enum weft__jop op)
+static bool at_op(const struct weft__jparser *parser, enum weft__jop op)
 {
     return is_op(&parser->token, op);
 }
 
-static bool at_name(const struct jparser *parser, const char *name)
+static bool at_name(const struct weft__jparser *parser, const char *name)
 {
     return is_name(&parser->token, name);
 }
 
-static bool skip_op(struct jparser *parser, enum weft__jop op)
+static bool skip_op(struct weft__jparser *parser, enum weft__jop op)
 {
     if (!at_op(parser, op)) return false;
     next_token(parser);
     return true;
 }
 
-static bool skip_name(struct jparser *parser, const char *name)
+static bool skip_name(struct weft__jparser *parser, const char *name)
 {
     if (!at_name(parser, name)) return false;
     next_token(parser);
     return true;
 }
 
-static void unexpected(struct jparser *parser, const char *wanted)
+static void unexpected(struct weft__jparser *parser, const char *wanted)
 {
-    static const char *const names[] = {[T_END] = "the end of the template",
-                                        [T_DATA] = "text",
-                                        [T_BLOCK_BEGIN] = "{%",
-                                        [T_BLOCK_END] = "the end of the block",
-                                        [T_PRINT_BEGIN] = "{{",
-                                        [T_PRINT_END] = "the end of the expression",
-                                        [T_STRING] = "a string",
-                                        [T_INT] = "a number",
-                                        [T_FLOAT] = "a number"};
-    const struct jtoken *token = &parser->token;
-    if (token->type == T_NAME || token->type == T_OP)
+    static const char *const names[] = {[WEFT__T_END] = "the end of the template",
+                                        [WEFT__T_DATA] = "text",
+                                        [WEFT__T_BLOCK_BEGIN] = "{%",
+                                        [WEFT__T_BLOCK_END] = "the end of the block",
+                                        [WEFT__T_PRINT_BEGIN] = "{{",
+                                        [WEFT__T_PRINT_END] = "the end of the expression",
+                                        [WEFT__T_STRING] = "a string",
+                                        [WEFT__T_INT] = "a number",
+                                        [WEFT__T_FLOAT] = "a number"};
+    const struct weft__jtoken *token = &parser->token;
+    if (token->type == WEFT__T_NAME || token->type == WEFT__T_OP)
         weft__j_syntax(parser, WEFT_FORMAT, token->offset, "unexpected '%.*s', expected %s",
                        (int)weft__min(token->value.len, 80), token->value.text, wanted);
     else
         weft__j_syntax(parser, WEFT_FORMAT, token->offset, "unexpected %s, expected %s",
                        names[token->type], wanted);
-    parser->token.type = parser->ahead.type = T_END;
+    parser->token.type = parser->ahead.type = WEFT__T_END;
 }
 
-static void expect_op(struct jparser *parser, enum weft__jop op)
+static void expect_op(struct weft__jparser *parser, enum weft__jop op)
 {
     char wanted[8];
     (void)snprintf(wanted, sizeof wanted, "'%s'", weft__j_spelling(op));
     if (!skip_op(parser, op)) unexpected(parser, wanted);
 }
 
-static uint32_t intern(struct jparser *parser, const char *text, size_t len)
+static uint32_t intern(struct weft__jparser *parser, const char *text, size_t len)
 {
     struct weft__template *tmpl = parser->tmpl;
     for (uint32_t i = 0; i < tmpl->name_count; i++)
@@ -110,10 +110,10 @@ static uint32_t intern(struct jparser *parser, const char *text, size_t len)
     return tmpl->name_count++;
 }
 
-static uint32_t take_name(struct jparser *parser)
+static uint32_t take_name(struct weft__jparser *parser)
 {
-    struct jtoken token = parser->token;
-    if (token.type != T_NAME) {
+    struct weft__jtoken token = parser->token;
+    if (token.type != WEFT__T_NAME) {
         unexpected(parser, "a name");
         return 0;
     }
@@ -122,21 +122,23 @@ static uint32_t take_name(struct jparser *parser)
 }
 
 /* A copy of `fields`; NULL when parsing has failed, so that every loop over nodes ends. */
-static struct jnode *make(struct jparser *parser, struct jnode fields)
+static struct weft__jnode *make(struct weft__jparser *parser, struct weft__jnode fields)
 {
-    struct jnode *node =
+    struct weft__jnode *node =
         parser->status == WEFT_OK ? weft__j_parse_alloc(parser, sizeof *node) : NULL;
     if (node != NULL) *node = fields;
     return node;
 }
 
-static struct jnode *node_at(struct jparser *parser, uint32_t offset, enum weft__jnode kind,
-                             struct jnode *a, struct jnode *b)
+static struct weft__jnode *node_at(struct weft__jparser *parser, uint32_t offset,
+                                   enum weft__jnode_kind kind, struct weft__jnode *a,
+                                   struct weft__jnode *b)
 {
-    return make(parser, (struct jnode){.kind = (uint8_t)kind, .offset = offset, .a = a, .b = b});
+    return make(parser,
+                (struct weft__jnode){.kind = (uint8_t)kind, .offset = offset, .a = a, .b = b});
 }
 
-static void link(struct jnode ***tail, struct jnode *node)
+static void link(struct weft__jnode ***tail, struct weft__jnode *node)
 {
     if (node == NULL) return;
     **tail = node;
@@ -146,36 +148,39 @@ static void link(struct jnode ***tail, struct jnode *node)
 /* ---- primaries ---- */
 
 /* `[a, b]` and `{a: b, c: d}` */
-static struct jnode *parse_list(struct jparser *parser, enum weft__jop end, enum weft__jnode kind)
+static struct weft__jnode *parse_list(struct weft__jparser *parser, enum weft__jop end,
+                                      enum weft__jnode_kind kind)
 {
-    struct jnode *items = NULL, **tail = &items;
+    struct weft__jnode *items = NULL, **tail = &items;
     uint32_t offset = parser->token.offset;
     next_token(parser);
     while (parser->status == WEFT_OK && !at_op(parser, end)) {
-        if (items != NULL) expect_op(parser, J_OP_COMMA);
+        if (items != NULL) expect_op(parser, WEFT__J_OP_COMMA);
         if (at_op(parser, end)) break;
         link(&tail, parse_expression(parser));
-        if (kind != N_DICT) continue;
-        expect_op(parser, J_OP_COLON);
+        if (kind != WEFT__N_DICT) continue;
+        expect_op(parser, WEFT__J_OP_COLON);
         link(&tail, parse_expression(parser));
     }
     expect_op(parser, end);
     return node_at(parser, offset, kind, items, NULL);
 }
 
-static struct jnode *constant(struct jparser *parser, uint32_t offset, struct jvalue value)
+static struct weft__jnode *constant(struct weft__jparser *parser, uint32_t offset,
+                                    struct weft__jvalue value)
 {
-    return make(parser, (struct jnode){.kind = N_CONST, .offset = offset, .value = value});
+    return make(parser,
+                (struct weft__jnode){.kind = WEFT__N_CONST, .offset = offset, .value = value});
 }
 
 /* Adjacent strings are one, as in Python. */
-static struct jnode *parse_string(struct jparser *parser)
+static struct weft__jnode *parse_string(struct weft__jparser *parser)
 {
     uint32_t offset = parser->token.offset;
-    struct jvalue text = parser->token.value;
+    struct weft__jvalue text = parser->token.value;
     next_token(parser);
-    while (parser->token.type == T_STRING) {
-        struct jvalue more = parser->token.value;
+    while (parser->token.type == WEFT__T_STRING) {
+        struct weft__jvalue more = parser->token.value;
         char *joined = weft__j_parse_alloc(parser, (size_t)text.len + more.len);
         if (joined == NULL) return NULL;
         memcpy(joined, text.text, text.len);
@@ -186,248 +191,251 @@ static struct jnode *parse_string(struct jparser *parser)
     return constant(parser, offset, text);
 }
 
-static struct jnode *parse_word(struct jparser *parser, bool attributes)
+static struct weft__jnode *parse_word(struct weft__jparser *parser, bool attributes)
 {
     static const struct {
         const char *name;
-        struct jvalue value;
-    } words[] = {{"true", {.kind = J_BOOL, .truth = true}},
-                 {"True", {.kind = J_BOOL, .truth = true}},
-                 {"false", {.kind = J_BOOL}},
-                 {"False", {.kind = J_BOOL}},
-                 {"none", {.kind = J_NONE}},
-                 {"None", {.kind = J_NONE}}};
+        struct weft__jvalue value;
+    } words[] = {{"true", {.kind = WEFT__J_BOOL, .truth = true}},
+                 {"True", {.kind = WEFT__J_BOOL, .truth = true}},
+                 {"false", {.kind = WEFT__J_BOOL}},
+                 {"False", {.kind = WEFT__J_BOOL}},
+                 {"none", {.kind = WEFT__J_NONE}},
+                 {"None", {.kind = WEFT__J_NONE}}};
     uint32_t offset = parser->token.offset;
     for (size_t i = 0; i < WEFT__COUNT(words); i++)
         if (skip_name(parser, words[i].name)) return constant(parser, offset, words[i].value);
     if (at_name(parser, "caller")) parser->uses_caller = true;
     if (at_name(parser, "varargs") || at_name(parser, "kwargs"))
         weft__j_syntax(parser, WEFT_UNSUPPORTED, offset, "varargs and kwargs of macros");
-    struct jnode fields = {.kind = N_NAME, .offset = offset, .name = take_name(parser)};
-    if (attributes && skip_op(parser, J_OP_DOT)) {
-        fields.kind = N_NSREF;
+    struct weft__jnode fields = {.kind = WEFT__N_NAME, .offset = offset, .name = take_name(parser)};
+    if (attributes && skip_op(parser, WEFT__J_OP_DOT)) {
+        fields.kind = WEFT__N_NSREF;
         fields.value = parser->tmpl->names[take_name(parser)];
     }
     return make(parser, fields);
 }
 
 /* What may end a tuple, besides no comma: jinja2's is_tuple_end. */
-static bool at_tuple_end(const struct jparser *parser, bool target)
+static bool at_tuple_end(const struct weft__jparser *parser, bool target)
 {
-    return parser->token.type == T_PRINT_END || parser->token.type == T_BLOCK_END ||
-           at_op(parser, J_OP_RPAREN) || (target && at_name(parser, "in"));
+    return parser->token.type == WEFT__T_PRINT_END || parser->token.type == WEFT__T_BLOCK_END ||
+           at_op(parser, WEFT__J_OP_RPAREN) || (target && at_name(parser, "in"));
 }
 
-static struct jnode *parse_primary(struct jparser *parser, bool attributes);
+static struct weft__jnode *parse_primary(struct weft__jparser *parser, bool attributes);
 
 enum { TUPLE_EXPRESSION, TUPLE_NO_CONDITION, TUPLE_TARGET, TUPLE_ATTRIBUTES };
 
-static struct jnode *parse_tuple(struct jparser *parser, int mode, bool parenthesised)
+static struct weft__jnode *parse_tuple(struct weft__jparser *parser, int mode, bool parenthesised)
 {
-    struct jnode *items = NULL, **tail = &items;
+    struct weft__jnode *items = NULL, **tail = &items;
     uint32_t offset = parser->token.offset;
     bool tuple = false, target = mode >= TUPLE_TARGET;
     while (parser->status == WEFT_OK) {
-        if (items != NULL) expect_op(parser, J_OP_COMMA);
+        if (items != NULL) expect_op(parser, WEFT__J_OP_COMMA);
         if (at_tuple_end(parser, target)) break;
         link(&tail, target                     ? parse_primary(parser, mode == TUPLE_ATTRIBUTES)
                     : mode == TUPLE_EXPRESSION ? parse_expression(parser)
                                                : parse_binary(parser, 0));
-        if (!at_op(parser, J_OP_COMMA)) break;
+        if (!at_op(parser, WEFT__J_OP_COMMA)) break;
         tuple = true;
     }
     if (!tuple && items != NULL) return items;
     if (!tuple && !parenthesised) unexpected(parser, "an expression");
-    return node_at(parser, offset, N_TUPLE, items, NULL);
+    return node_at(parser, offset, WEFT__N_TUPLE, items, NULL);
 }
 
-static struct jnode *parse_primary(struct jparser *parser, bool attributes)
+static struct weft__jnode *parse_primary(struct weft__jparser *parser, bool attributes)
 {
-    struct jtoken token = parser->token;
+    struct weft__jtoken token = parser->token;
     switch (token.type) {
-    case T_NAME:
+    case WEFT__T_NAME:
         return parse_word(parser, attributes);
-    case T_STRING:
+    case WEFT__T_STRING:
         return parse_string(parser);
-    case T_INT:
-    case T_FLOAT:
+    case WEFT__T_INT:
+    case WEFT__T_FLOAT:
         next_token(parser);
         return constant(parser, token.offset, token.value);
     default:
         break;
     }
-    if (at_op(parser, J_OP_LBRACKET)) return parse_list(parser, J_OP_RBRACKET, N_LIST);
-    if (at_op(parser, J_OP_LBRACE)) return parse_list(parser, J_OP_RBRACE, N_DICT);
-    if (!skip_op(parser, J_OP_LPAREN)) {
+    if (at_op(parser, WEFT__J_OP_LBRACKET))
+        return parse_list(parser, WEFT__J_OP_RBRACKET, WEFT__N_LIST);
+    if (at_op(parser, WEFT__J_OP_LBRACE))
+        return parse_list(parser, WEFT__J_OP_RBRACE, WEFT__N_DICT);
+    if (!skip_op(parser, WEFT__J_OP_LPAREN)) {
         unexpected(parser, "an expression");
         return NULL;
     }
-    struct jnode *node = parse_tuple(parser, TUPLE_EXPRESSION, true);
-    expect_op(parser, J_OP_RPAREN);
+    struct weft__jnode *node = parse_tuple(parser, TUPLE_EXPRESSION, true);
+    expect_op(parser, WEFT__J_OP_RPAREN);
     return node;
 }
 
 /* ---- what follows a primary ---- */
 
-static struct jnode *parse_slice(struct jparser *parser)
+static struct weft__jnode *parse_slice(struct weft__jparser *parser)
 {
-    struct jnode *parts[3] = {NULL, NULL, NULL};
+    struct weft__jnode *parts[3] = {NULL, NULL, NULL};
     uint32_t offset = parser->token.offset;
     int count = 0;
     for (;; count++) {
-        bool empty = at_op(parser, J_OP_COLON) ||
-                     (count > 0 && (at_op(parser, J_OP_RBRACKET) || at_op(parser, J_OP_COMMA)));
+        bool empty =
+            at_op(parser, WEFT__J_OP_COLON) ||
+            (count > 0 && (at_op(parser, WEFT__J_OP_RBRACKET) || at_op(parser, WEFT__J_OP_COMMA)));
         if (!empty) parts[count] = parse_expression(parser);
-        if (count == 2 || !skip_op(parser, J_OP_COLON)) break;
+        if (count == 2 || !skip_op(parser, WEFT__J_OP_COLON)) break;
     }
     if (count == 0) return parts[0];
     return make(
         parser,
-        (struct jnode){
-            .kind = N_SLICE, .offset = offset, .a = parts[0], .b = parts[1], .c = parts[2]});
+        (struct weft__jnode){
+            .kind = WEFT__N_SLICE, .offset = offset, .a = parts[0], .b = parts[1], .c = parts[2]});
 }
 
-static struct jnode *parse_subscript(struct jparser *parser, struct jnode *object)
+static struct weft__jnode *parse_subscript(struct weft__jparser *parser, struct weft__jnode *object)
 {
-    struct jtoken token = parser->token;
-    struct jnode *key;
-    if (skip_op(parser, J_OP_LBRACKET)) {
+    struct weft__jtoken token = parser->token;
+    struct weft__jnode *key;
+    if (skip_op(parser, WEFT__J_OP_LBRACKET)) {
         key = parse_slice(parser);
-        if (at_op(parser, J_OP_COMMA))
+        if (at_op(parser, WEFT__J_OP_COMMA))
             weft__j_syntax(parser, WEFT_UNSUPPORTED, parser->token.offset,
                            "a tuple as the subscript");
-        expect_op(parser, J_OP_RBRACKET);
-        return node_at(parser, token.offset, N_GETITEM, object, key);
+        expect_op(parser, WEFT__J_OP_RBRACKET);
+        return node_at(parser, token.offset, WEFT__N_GETITEM, object, key);
     }
     next_token(parser); /* the point */
     token = parser->token;
-    if (token.type == T_INT) {
+    if (token.type == WEFT__T_INT) {
         next_token(parser);
         key = constant(parser, token.offset, token.value);
-        return node_at(parser, token.offset, N_GETITEM, object, key);
+        return node_at(parser, token.offset, WEFT__N_GETITEM, object, key);
     }
-    return make(parser, (struct jnode){.kind = N_GETATTR,
-                                       .offset = token.offset,
-                                       .a = object,
-                                       .name = take_name(parser)});
+    return make(parser, (struct weft__jnode){.kind = WEFT__N_GETATTR,
+                                             .offset = token.offset,
+                                             .a = object,
+                                             .name = take_name(parser)});
 }
 
-static struct jnode *parse_argument(struct jparser *parser, int *last)
+static struct weft__jnode *parse_argument(struct weft__jparser *parser, int *last)
 {
-    struct jtoken token = parser->token;
-    int op = J_ARG_POSITIONAL;
+    struct weft__jtoken token = parser->token;
+    int op = WEFT__J_ARG_POSITIONAL;
     uint32_t name = 0;
-    if (skip_op(parser, J_OP_MUL)) {
-        op = J_ARG_LIST;
-    } else if (at_op(parser, J_OP_POW)) {
+    if (skip_op(parser, WEFT__J_OP_MUL)) {
+        op = WEFT__J_ARG_LIST;
+    } else if (at_op(parser, WEFT__J_OP_POW)) {
         weft__j_syntax(parser, WEFT_UNSUPPORTED, token.offset, "** in a call");
-    } else if (token.type == T_NAME && is_op(&parser->ahead, J_OP_ASSIGN)) {
-        op = J_ARG_NAMED;
+    } else if (token.type == WEFT__T_NAME && is_op(&parser->ahead, WEFT__J_OP_ASSIGN)) {
+        op = WEFT__J_ARG_NAMED;
         name = take_name(parser);
         next_token(parser);
     }
     /* Positional, named, one list: jinja2's order, but named may follow a list. */
-    if (op == J_ARG_POSITIONAL ? *last != op : op == J_ARG_LIST && *last == op)
+    if (op == WEFT__J_ARG_POSITIONAL ? *last != op : op == WEFT__J_ARG_LIST && *last == op)
         weft__j_syntax(parser, WEFT_FORMAT, token.offset, "invalid syntax for function call");
     if (op > *last) *last = op;
-    return make(parser, (struct jnode){.kind = N_ARG,
-                                       .op = (uint8_t)op,
-                                       .offset = token.offset,
-                                       .name = name,
-                                       .a = parse_expression(parser)});
+    return make(parser, (struct weft__jnode){.kind = WEFT__N_ARG,
+                                             .op = (uint8_t)op,
+                                             .offset = token.offset,
+                                             .name = name,
+                                             .a = parse_expression(parser)});
 }
 
-static struct jnode *parse_arguments(struct jparser *parser)
+static struct weft__jnode *parse_arguments(struct weft__jparser *parser)
 {
-    struct jnode *arguments = NULL, **tail = &arguments;
-    int last = J_ARG_POSITIONAL;
-    expect_op(parser, J_OP_LPAREN);
-    while (parser->status == WEFT_OK && !at_op(parser, J_OP_RPAREN)) {
-        if (arguments != NULL) expect_op(parser, J_OP_COMMA);
-        if (at_op(parser, J_OP_RPAREN)) break;
+    struct weft__jnode *arguments = NULL, **tail = &arguments;
+    int last = WEFT__J_ARG_POSITIONAL;
+    expect_op(parser, WEFT__J_OP_LPAREN);
+    while (parser->status == WEFT_OK && !at_op(parser, WEFT__J_OP_RPAREN)) {
+        if (arguments != NULL) expect_op(parser, WEFT__J_OP_COMMA);
+        if (at_op(parser, WEFT__J_OP_RPAREN)) break;
         link(&tail, parse_argument(parser, &last));
     }
-    expect_op(parser, J_OP_RPAREN);
+    expect_op(parser, WEFT__J_OP_RPAREN);
     return arguments;
 }
 
-static struct jnode *parse_call(struct jparser *parser, struct jnode *what)
+static struct weft__jnode *parse_call(struct weft__jparser *parser, struct weft__jnode *what)
 {
     uint32_t offset = parser->token.offset;
-    return node_at(parser, offset, N_CALL, what, parse_arguments(parser));
+    return node_at(parser, offset, WEFT__N_CALL, what, parse_arguments(parser));
 }
 
 /* The name of a filter or test and what it stands for, in a node without its arguments. An unknown
  * one is an error at the end of the tag, unless it stands in an `if`: there jinja2 waits until it
  * is used, and templates that ask for filters of other engines first rely on it. */
-static struct jnode *take_function(struct jparser *parser, enum weft__jnode kind,
-                                   struct jnode *input)
+static struct weft__jnode *take_function(struct weft__jparser *parser, enum weft__jnode_kind kind,
+                                         struct weft__jnode *input)
 {
-    struct jnode fields = {.kind = (uint8_t)kind, .offset = parser->token.offset, .a = input};
+    struct weft__jnode fields = {.kind = (uint8_t)kind, .offset = parser->token.offset, .a = input};
     fields.name = take_name(parser);
-    struct jvalue name = parser->tmpl->names[fields.name];
-    fields.function = kind == N_FILTER ? weft__j_filter(name) : weft__j_test(name);
-    struct jnode *node = make(parser, fields);
+    struct weft__jvalue name = parser->tmpl->names[fields.name];
+    fields.function = kind == WEFT__N_FILTER ? weft__j_filter(name) : weft__j_test(name);
+    struct weft__jnode *node = make(parser, fields);
     if (fields.function == NULL && parser->unknown == NULL) parser->unknown = node;
     return node;
 }
 
-static void set_arguments(struct jnode *node, struct jnode *arguments)
+static void set_arguments(struct weft__jnode *node, struct weft__jnode *arguments)
 {
     if (node != NULL) node->b = arguments;
 }
 
-static struct jnode *parse_filter(struct jparser *parser, struct jnode *input)
+static struct weft__jnode *parse_filter(struct weft__jparser *parser, struct weft__jnode *input)
 {
-    struct jnode *node = take_function(parser, N_FILTER, input);
-    if (at_op(parser, J_OP_LPAREN)) set_arguments(node, parse_arguments(parser));
+    struct weft__jnode *node = take_function(parser, WEFT__N_FILTER, input);
+    if (at_op(parser, WEFT__J_OP_LPAREN)) set_arguments(node, parse_arguments(parser));
     return node;
 }
 
 /* `upper|trim(...)` of a block */
-static struct jnode *block_filters(struct jparser *parser)
+static struct weft__jnode *block_filters(struct weft__jparser *parser)
 {
-    struct jnode *node = NULL;
+    struct weft__jnode *node = NULL;
     do node = parse_filter(parser, node);
-    while (parser->status == WEFT_OK && skip_op(parser, J_OP_PIPE));
+    while (parser->status == WEFT_OK && skip_op(parser, WEFT__J_OP_PIPE));
     return node;
 }
 
 /* A test takes its argument without parentheses too: `is divisibleby 3`. */
-static bool at_test_argument(const struct jparser *parser)
+static bool at_test_argument(const struct weft__jparser *parser)
 {
-    if (parser->token.type == T_NAME)
+    if (parser->token.type == WEFT__T_NAME)
         return !at_name(parser, "else") && !at_name(parser, "or") && !at_name(parser, "and");
-    return parser->token.type == T_STRING || parser->token.type == T_INT ||
-           parser->token.type == T_FLOAT || at_op(parser, J_OP_LBRACKET) ||
-           at_op(parser, J_OP_LBRACE);
+    return parser->token.type == WEFT__T_STRING || parser->token.type == WEFT__T_INT ||
+           parser->token.type == WEFT__T_FLOAT || at_op(parser, WEFT__J_OP_LBRACKET) ||
+           at_op(parser, WEFT__J_OP_LBRACE);
 }
 
-static struct jnode *parse_postfix(struct jparser *parser, struct jnode *node);
+static struct weft__jnode *parse_postfix(struct weft__jparser *parser, struct weft__jnode *node);
 
-static struct jnode *parse_test(struct jparser *parser, struct jnode *input)
+static struct weft__jnode *parse_test(struct weft__jparser *parser, struct weft__jnode *input)
 {
     bool negated = skip_name(parser, "not");
-    struct jnode *node = take_function(parser, N_TEST, input);
+    struct weft__jnode *node = take_function(parser, WEFT__N_TEST, input);
     uint32_t start = parser->token.offset;
-    if (at_op(parser, J_OP_LPAREN)) {
+    if (at_op(parser, WEFT__J_OP_LPAREN)) {
         set_arguments(node, parse_arguments(parser));
     } else if (at_test_argument(parser)) {
         if (at_name(parser, "is"))
             weft__j_syntax(parser, WEFT_FORMAT, start,
                            "multiple tests cannot be chained with 'is'");
-        struct jnode *value = parse_postfix(parser, parse_primary(parser, false));
-        set_arguments(node, node_at(parser, start, N_ARG, value, NULL));
+        struct weft__jnode *value = parse_postfix(parser, parse_primary(parser, false));
+        set_arguments(node, node_at(parser, start, WEFT__N_ARG, value, NULL));
     }
-    return negated && node != NULL ? node_at(parser, node->offset, N_NOT, node, NULL) : node;
+    return negated && node != NULL ? node_at(parser, node->offset, WEFT__N_NOT, node, NULL) : node;
 }
 
-static struct jnode *parse_postfix(struct jparser *parser, struct jnode *node)
+static struct weft__jnode *parse_postfix(struct weft__jparser *parser, struct weft__jnode *node)
 {
     while (parser->status == WEFT_OK) {
-        if (at_op(parser, J_OP_DOT) || at_op(parser, J_OP_LBRACKET))
+        if (at_op(parser, WEFT__J_OP_DOT) || at_op(parser, WEFT__J_OP_LBRACKET))
             node = parse_subscript(parser, node);
-        else if (at_op(parser, J_OP_LPAREN))
+        else if (at_op(parser, WEFT__J_OP_LPAREN))
             node = parse_call(parser, node);
         else
             break;
@@ -435,14 +443,14 @@ static struct jnode *parse_postfix(struct jparser *parser, struct jnode *node)
     return node;
 }
 
-static struct jnode *parse_filters(struct jparser *parser, struct jnode *node)
+static struct weft__jnode *parse_filters(struct weft__jparser *parser, struct weft__jnode *node)
 {
     while (parser->status == WEFT_OK) {
-        if (skip_op(parser, J_OP_PIPE))
+        if (skip_op(parser, WEFT__J_OP_PIPE))
             node = parse_filter(parser, node);
         else if (skip_name(parser, "is"))
             node = parse_test(parser, node);
-        else if (at_op(parser, J_OP_LPAREN))
+        else if (at_op(parser, WEFT__J_OP_LPAREN))
             node = parse_call(parser, node);
         else
             break;
@@ -453,7 +461,7 @@ static struct jnode *parse_filters(struct jparser *parser, struct jnode *node)
 /* ---- operators ---- */
 
 /* One level deeper, while what nests parses itself; false: too deep. */
-static bool nest(struct jparser *parser)
+static bool nest(struct weft__jparser *parser)
 {
     if (++parser->nesting > WEFT__TEMPLATE_MAX_NESTING)
         weft__j_syntax(parser, WEFT_TOO_LONG, parser->token.offset,
@@ -461,15 +469,15 @@ static bool nest(struct jparser *parser)
     return parser->status == WEFT_OK;
 }
 
-static struct jnode *parse_unary(struct jparser *parser, bool filters)
+static struct weft__jnode *parse_unary(struct weft__jparser *parser, bool filters)
 {
     uint32_t offset = parser->token.offset;
-    bool minus = skip_op(parser, J_OP_SUB);
-    struct jnode *node;
-    if (minus || skip_op(parser, J_OP_ADD)) {
-        struct jnode *operand = nest(parser) ? parse_unary(parser, false) : NULL;
+    bool minus = skip_op(parser, WEFT__J_OP_SUB);
+    struct weft__jnode *node;
+    if (minus || skip_op(parser, WEFT__J_OP_ADD)) {
+        struct weft__jnode *operand = nest(parser) ? parse_unary(parser, false) : NULL;
         parser->nesting--;
-        node = node_at(parser, offset, minus ? N_NEG : N_POS, operand, NULL);
+        node = node_at(parser, offset, minus ? WEFT__N_NEG : WEFT__N_POS, operand, NULL);
     } else {
         node = parse_primary(parser, false);
     }
@@ -491,76 +499,80 @@ enum {
 };
 
 /* The operator of a level at the current token, moving behind it; -1: none. */
-static int take_operator(struct jparser *parser, int level)
+static int take_operator(struct weft__jparser *parser, int level)
 {
     static const struct {
         uint8_t level, op;
-    } ops[] = {{LEVEL_COMPARE, J_OP_EQ},  {LEVEL_COMPARE, J_OP_NE},  {LEVEL_COMPARE, J_OP_LT},
-               {LEVEL_COMPARE, J_OP_LE},  {LEVEL_COMPARE, J_OP_GT},  {LEVEL_COMPARE, J_OP_GE},
-               {LEVEL_SUM, J_OP_ADD},     {LEVEL_SUM, J_OP_SUB},     {LEVEL_CONCAT, J_OP_TILDE},
-               {LEVEL_PRODUCT, J_OP_MUL}, {LEVEL_PRODUCT, J_OP_DIV}, {LEVEL_PRODUCT, J_OP_FLOORDIV},
-               {LEVEL_PRODUCT, J_OP_MOD}};
-    if (level == LEVEL_OR) return skip_name(parser, "or") ? J_OP_OR : -1;
-    if (level == LEVEL_AND) return skip_name(parser, "and") ? J_OP_AND : -1;
+    } ops[] = {{LEVEL_COMPARE, WEFT__J_OP_EQ},   {LEVEL_COMPARE, WEFT__J_OP_NE},
+               {LEVEL_COMPARE, WEFT__J_OP_LT},   {LEVEL_COMPARE, WEFT__J_OP_LE},
+               {LEVEL_COMPARE, WEFT__J_OP_GT},   {LEVEL_COMPARE, WEFT__J_OP_GE},
+               {LEVEL_SUM, WEFT__J_OP_ADD},      {LEVEL_SUM, WEFT__J_OP_SUB},
+               {LEVEL_CONCAT, WEFT__J_OP_TILDE}, {LEVEL_PRODUCT, WEFT__J_OP_MUL},
+               {LEVEL_PRODUCT, WEFT__J_OP_DIV},  {LEVEL_PRODUCT, WEFT__J_OP_FLOORDIV},
+               {LEVEL_PRODUCT, WEFT__J_OP_MOD}};
+    if (level == LEVEL_OR) return skip_name(parser, "or") ? WEFT__J_OP_OR : -1;
+    if (level == LEVEL_AND) return skip_name(parser, "and") ? WEFT__J_OP_AND : -1;
     for (size_t i = 0; i < WEFT__COUNT(ops); i++)
         if (ops[i].level == level && skip_op(parser, ops[i].op)) return ops[i].op;
     if (level != LEVEL_COMPARE) return -1;
-    if (skip_name(parser, "in")) return J_OP_IN;
+    if (skip_name(parser, "in")) return WEFT__J_OP_IN;
     if (!at_name(parser, "not") || !is_name(&parser->ahead, "in")) return -1;
     next_token(parser);
     next_token(parser);
-    return J_OP_NOT_IN;
+    return WEFT__J_OP_NOT_IN;
 }
 
 /* A chain of comparisons, or of parts to concatenate, is one node. */
-static struct jnode *parse_chain(struct jparser *parser, int level)
+static struct weft__jnode *parse_chain(struct weft__jparser *parser, int level)
 {
-    struct jnode *first = parse_binary(parser, level + 1), *rest = NULL, **tail = &rest;
+    struct weft__jnode *first = parse_binary(parser, level + 1), *rest = NULL, **tail = &rest;
     uint32_t start = parser->token.offset, offset = start;
     for (int op; parser->status == WEFT_OK && (op = take_operator(parser, level)) >= 0;
          offset = parser->token.offset) {
-        struct jnode fields = {.kind = N_OPERAND, .op = (uint8_t)op, .offset = offset};
+        struct weft__jnode fields = {.kind = WEFT__N_OPERAND, .op = (uint8_t)op, .offset = offset};
         fields.a = parse_binary(parser, level + 1);
         link(&tail, make(parser, fields));
     }
     if (rest == NULL) return first;
-    return node_at(parser, start, level == LEVEL_COMPARE ? N_COMPARE : N_CONCAT, first, rest);
+    return node_at(parser, start, level == LEVEL_COMPARE ? WEFT__N_COMPARE : WEFT__N_CONCAT, first,
+                   rest);
 }
 
-static struct jnode *parse_binary(struct jparser *parser, int level)
+static struct weft__jnode *parse_binary(struct weft__jparser *parser, int level)
 {
     uint32_t offset = parser->token.offset;
     if (level == LEVEL_COMPARE || level == LEVEL_CONCAT) return parse_chain(parser, level);
     if (level == LEVELS) {
-        struct jnode *operand = parse_unary(parser, true);
-        if (at_op(parser, J_OP_POW))
+        struct weft__jnode *operand = parse_unary(parser, true);
+        if (at_op(parser, WEFT__J_OP_POW))
             weft__j_syntax(parser, WEFT_UNSUPPORTED, parser->token.offset, "the operator **");
         return operand;
     }
     if (level == LEVEL_NOT) {
         if (!skip_name(parser, "not")) return parse_binary(parser, level + 1);
-        struct jnode *operand = nest(parser) ? parse_binary(parser, level) : NULL;
+        struct weft__jnode *operand = nest(parser) ? parse_binary(parser, level) : NULL;
         parser->nesting--;
-        return node_at(parser, offset, N_NOT, operand, NULL);
+        return node_at(parser, offset, WEFT__N_NOT, operand, NULL);
     }
-    struct jnode *left = parse_binary(parser, level + 1);
+    struct weft__jnode *left = parse_binary(parser, level + 1);
     offset = parser->token.offset;
     for (int op; parser->status == WEFT_OK && (op = take_operator(parser, level)) >= 0;
          offset = parser->token.offset) {
-        struct jnode fields = {.kind = N_BINARY, .op = (uint8_t)op, .offset = offset, .a = left};
+        struct weft__jnode fields = {
+            .kind = WEFT__N_BINARY, .op = (uint8_t)op, .offset = offset, .a = left};
         fields.b = parse_binary(parser, level + 1);
         left = make(parser, fields);
     }
     return left;
 }
 
-static struct jnode *parse_expression(struct jparser *parser)
+static struct weft__jnode *parse_expression(struct weft__jparser *parser)
 {
-    const struct jnode *unknown = parser->unknown;
+    const struct weft__jnode *unknown = parser->unknown;
     uint32_t offset;
-    struct jnode *node = nest(parser) ? parse_binary(parser, LEVEL_OR) : NULL;
+    struct weft__jnode *node = nest(parser) ? parse_binary(parser, LEVEL_OR) : NULL;
     while (offset = parser->token.offset, skip_name(parser, "if")) {
-        struct jnode fields = {.kind = N_COND, .offset = offset, .b = node};
+        struct weft__jnode fields = {.kind = WEFT__N_COND, .offset = offset, .b = node};
         fields.a = parse_binary(parser, LEVEL_OR);
         if (skip_name(parser, "else")) fields.c = parse_expression(parser);
         node = make(parser, fields);
@@ -570,19 +582,21 @@ static struct jnode *parse_expression(struct jparser *parser)
     return node;
 }
 
-static bool assignable(const struct jnode *node)
+static bool assignable(const struct weft__jnode *node)
 {
     if (node == NULL) return true;
-    if (node->kind != N_TUPLE) return node->kind == N_NAME || node->kind == N_NSREF;
-    for (const struct jnode *item = node->a; item != NULL; item = item->next)
+    if (node->kind != WEFT__N_TUPLE)
+        return node->kind == WEFT__N_NAME || node->kind == WEFT__N_NSREF;
+    for (const struct weft__jnode *item = node->a; item != NULL; item = item->next)
         if (!assignable(item)) return false;
     return true;
 }
 
-static struct jnode *parse_target(struct jparser *parser, bool attributes)
+static struct weft__jnode *parse_target(struct weft__jparser *parser, bool attributes)
 {
     uint32_t offset = parser->token.offset;
-    struct jnode *node = parse_tuple(parser, attributes ? TUPLE_ATTRIBUTES : TUPLE_TARGET, false);
+    struct weft__jnode *node =
+        parse_tuple(parser, attributes ? TUPLE_ATTRIBUTES : TUPLE_TARGET, false);
     if (!assignable(node))
         weft__j_syntax(parser, WEFT_FORMAT, offset, "cannot assign to this expression");
     return node;
@@ -592,30 +606,31 @@ static struct jnode *parse_target(struct jparser *parser, bool attributes)
 
 /* Parses statements up to one of the tags in `ends` (NULL-terminated), which is left current;
  * ends NULL: up to the end of the template. soft: see jparser. */
-static struct jnode *parse_body(struct jparser *parser, const char *const *ends, bool soft);
+static struct weft__jnode *parse_body(struct weft__jparser *parser, const char *const *ends,
+                                      bool soft);
 
-static void end_tag(struct jparser *parser)
+static void end_tag(struct weft__jparser *parser)
 {
-    if (parser->token.type == T_BLOCK_END)
+    if (parser->token.type == WEFT__T_BLOCK_END)
         next_token(parser);
     else
         unexpected(parser, "the end of the block");
 }
 
 /* The body of a block up to {% end %}, whose name is consumed. */
-static struct jnode *block_body(struct jparser *parser, const char *end)
+static struct weft__jnode *block_body(struct weft__jparser *parser, const char *end)
 {
     const char *const ends[] = {end, NULL};
     end_tag(parser);
-    struct jnode *body = parse_body(parser, ends, false);
+    struct weft__jnode *body = parse_body(parser, ends, false);
     next_token(parser);
     return body;
 }
 
-static struct jnode *parse_for(struct jparser *parser)
+static struct weft__jnode *parse_for(struct weft__jparser *parser)
 {
     static const char *const ends[] = {"endfor", "else", NULL};
-    struct jnode fields = {.kind = S_FOR, .offset = parser->token.offset};
+    struct weft__jnode fields = {.kind = WEFT__S_FOR, .offset = parser->token.offset};
     fields.a = parse_target(parser, false);
     if (!skip_name(parser, "in")) unexpected(parser, "'in'");
     fields.b = parse_tuple(parser, TUPLE_NO_CONDITION, false);
@@ -633,13 +648,13 @@ static struct jnode *parse_for(struct jparser *parser)
     return make(parser, fields);
 }
 
-static struct jnode *parse_if(struct jparser *parser)
+static struct weft__jnode *parse_if(struct weft__jparser *parser)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
-    struct jnode *branches = NULL, **tail = &branches;
+    struct weft__jnode *branches = NULL, **tail = &branches;
     uint32_t offset = parser->token.offset;
     for (bool more = true, last = false; more && parser->status == WEFT_OK;) {
-        struct jnode branch = {.kind = S_BRANCH, .offset = parser->token.offset};
+        struct weft__jnode branch = {.kind = WEFT__S_BRANCH, .offset = parser->token.offset};
         bool soft = parser->soft;
         parser->soft = true;
         if (!last) branch.a = parse_tuple(parser, TUPLE_NO_CONDITION, false);
@@ -652,33 +667,33 @@ static struct jnode *parse_if(struct jparser *parser)
         more = !at_name(parser, "endif");
         next_token(parser);
     }
-    return node_at(parser, offset, S_IF, branches, NULL);
+    return node_at(parser, offset, WEFT__S_IF, branches, NULL);
 }
 
-static struct jnode *parse_set(struct jparser *parser)
+static struct weft__jnode *parse_set(struct weft__jparser *parser)
 {
-    struct jnode fields = {.kind = S_SET, .offset = parser->token.offset};
+    struct weft__jnode fields = {.kind = WEFT__S_SET, .offset = parser->token.offset};
     fields.a = parse_target(parser, true);
-    if (skip_op(parser, J_OP_ASSIGN)) {
+    if (skip_op(parser, WEFT__J_OP_ASSIGN)) {
         fields.b = parse_tuple(parser, TUPLE_EXPRESSION, false);
     } else {
-        fields.kind = S_CAPTURE;
-        if (skip_op(parser, J_OP_PIPE)) fields.b = block_filters(parser);
+        fields.kind = WEFT__S_CAPTURE;
+        if (skip_op(parser, WEFT__J_OP_PIPE)) fields.b = block_filters(parser);
         fields.c = block_body(parser, "endset");
     }
     return make(parser, fields);
 }
 
-static struct jnode *parse_parameters(struct jparser *parser)
+static struct weft__jnode *parse_parameters(struct weft__jparser *parser)
 {
-    struct jnode *parameters = NULL, **tail = &parameters;
+    struct weft__jnode *parameters = NULL, **tail = &parameters;
     bool defaults = false;
-    expect_op(parser, J_OP_LPAREN);
-    while (parser->status == WEFT_OK && !at_op(parser, J_OP_RPAREN)) {
-        if (parameters != NULL) expect_op(parser, J_OP_COMMA);
-        struct jnode fields = {.kind = N_PARAM, .offset = parser->token.offset};
+    expect_op(parser, WEFT__J_OP_LPAREN);
+    while (parser->status == WEFT_OK && !at_op(parser, WEFT__J_OP_RPAREN)) {
+        if (parameters != NULL) expect_op(parser, WEFT__J_OP_COMMA);
+        struct weft__jnode fields = {.kind = WEFT__N_PARAM, .offset = parser->token.offset};
         fields.name = take_name(parser);
-        if (skip_op(parser, J_OP_ASSIGN))
+        if (skip_op(parser, WEFT__J_OP_ASSIGN))
             fields.a = parse_expression(parser);
         else if (defaults)
             weft__j_syntax(parser, WEFT_FORMAT, parser->token.offset,
@@ -686,19 +701,20 @@ static struct jnode *parse_parameters(struct jparser *parser)
         defaults = fields.a != NULL;
         link(&tail, make(parser, fields));
     }
-    expect_op(parser, J_OP_RPAREN);
+    expect_op(parser, WEFT__J_OP_RPAREN);
     return parameters;
 }
 
 /* The part of macros and call blocks from the parameters on. A macro's body is no part of the loop
  * around it, and whether it speaks of caller is noted. */
-static struct jnode *macro_rest(struct jparser *parser, struct jnode fields, const char *end)
+static struct weft__jnode *macro_rest(struct weft__jparser *parser, struct weft__jnode fields,
+                                      const char *end)
 {
     int loops = parser->loops;
     bool uses_caller = parser->uses_caller;
     parser->loops = 0;
     parser->uses_caller = false;
-    fields.kind = S_MACRO;
+    fields.kind = WEFT__S_MACRO;
     fields.b = block_body(parser, end);
     fields.op = parser->uses_caller;
     parser->loops = loops;
@@ -706,61 +722,64 @@ static struct jnode *macro_rest(struct jparser *parser, struct jnode fields, con
     return make(parser, fields);
 }
 
-static struct jnode *parse_macro(struct jparser *parser)
+static struct weft__jnode *parse_macro(struct weft__jparser *parser)
 {
-    struct jnode fields = {.offset = parser->token.offset};
+    struct weft__jnode fields = {.offset = parser->token.offset};
     fields.name = take_name(parser);
     fields.a = parse_parameters(parser);
     return macro_rest(parser, fields, "endmacro");
 }
 
-static struct jnode *parse_call_block(struct jparser *parser)
+static struct weft__jnode *parse_call_block(struct weft__jparser *parser)
 {
-    struct jnode macro = {.offset = parser->token.offset, .name = J_NAME_CALLER};
-    if (at_op(parser, J_OP_LPAREN)) macro.a = parse_parameters(parser);
+    struct weft__jnode macro = {.offset = parser->token.offset, .name = WEFT__J_NAME_CALLER};
+    if (at_op(parser, WEFT__J_OP_LPAREN)) macro.a = parse_parameters(parser);
     uint32_t offset = parser->token.offset;
-    struct jnode *call = parse_expression(parser);
-    if (call != NULL && call->kind != N_CALL)
+    struct weft__jnode *call = parse_expression(parser);
+    if (call != NULL && call->kind != WEFT__N_CALL)
         weft__j_syntax(parser, WEFT_FORMAT, offset, "expected a call");
-    return node_at(parser, macro.offset, S_CALL, call, macro_rest(parser, macro, "endcall"));
+    return node_at(parser, macro.offset, WEFT__S_CALL, call, macro_rest(parser, macro, "endcall"));
 }
 
-static struct jnode *parse_filter_block(struct jparser *parser)
+static struct weft__jnode *parse_filter_block(struct weft__jparser *parser)
 {
     uint32_t offset = parser->token.offset;
-    struct jnode *filters = block_filters(parser);
-    return node_at(parser, offset, S_FILTER, filters, block_body(parser, "endfilter"));
+    struct weft__jnode *filters = block_filters(parser);
+    return node_at(parser, offset, WEFT__S_FILTER, filters, block_body(parser, "endfilter"));
 }
 
 /* Marks assistant text for training in Hugging Face's environment, as the body of a call block;
  * here only that body counts. */
-static struct jnode *parse_generation(struct jparser *parser)
+static struct weft__jnode *parse_generation(struct weft__jparser *parser)
 {
     uint32_t offset = parser->token.offset;
     int loops = parser->loops;
     parser->loops = 0;
-    struct jnode *body = block_body(parser, "endgeneration");
+    struct weft__jnode *body = block_body(parser, "endgeneration");
     parser->loops = loops;
-    return node_at(parser, offset, S_FILTER, NULL, body);
+    return node_at(parser, offset, WEFT__S_FILTER, NULL, body);
 }
 
-static struct jnode *parse_jump(struct jparser *parser, enum weft__jnode kind)
+static struct weft__jnode *parse_jump(struct weft__jparser *parser, enum weft__jnode_kind kind)
 {
     if (parser->loops == 0)
         weft__j_syntax(parser, WEFT_FORMAT, parser->token.offset, "a jump outside a loop");
     return node_at(parser, parser->token.offset, kind, NULL, NULL);
 }
 
-static struct jnode *parse_break(struct jparser *parser) { return parse_jump(parser, S_BREAK); }
-
-static struct jnode *parse_continue(struct jparser *parser)
+static struct weft__jnode *parse_break(struct weft__jparser *parser)
 {
-    return parse_jump(parser, S_CONTINUE);
+    return parse_jump(parser, WEFT__S_BREAK);
+}
+
+static struct weft__jnode *parse_continue(struct weft__jparser *parser)
+{
+    return parse_jump(parser, WEFT__S_CONTINUE);
 }
 
 static const struct {
     const char *name;
-    struct jnode *(*parse)(struct jparser *parser);
+    struct weft__jnode *(*parse)(struct weft__jparser *parser);
 } tags[] = {
     {"break", parse_break},
     {"call", parse_call_block},
@@ -774,18 +793,18 @@ static const struct {
 };
 
 /* A tag, behind its `{%`, up to and including its last `%}`. */
-static struct jnode *parse_tag(struct jparser *parser, const char *const *ends)
+static struct weft__jnode *parse_tag(struct weft__jparser *parser, const char *const *ends)
 {
-    struct jtoken token = parser->token;
+    struct weft__jtoken token = parser->token;
     int length = (int)weft__min(token.value.len, 80);
-    if (token.type != T_NAME) {
+    if (token.type != WEFT__T_NAME) {
         unexpected(parser, "the name of a tag");
         return NULL;
     }
     for (size_t i = 0; i < WEFT__COUNT(tags); i++) {
         if (!at_name(parser, tags[i].name)) continue;
         next_token(parser);
-        struct jnode *node = tags[i].parse(parser);
+        struct weft__jnode *node = tags[i].parse(parser);
         end_tag(parser);
         return node;
     }
@@ -799,34 +818,35 @@ static struct jnode *parse_tag(struct jparser *parser, const char *const *ends)
     return NULL;
 }
 
-static bool at_end_tag(const struct jparser *parser, const char *const *ends)
+static bool at_end_tag(const struct weft__jparser *parser, const char *const *ends)
 {
     for (; ends != NULL && *ends != NULL; ends++)
         if (at_name(parser, *ends)) return true;
     return false;
 }
 
-static struct jnode *parse_piece(struct jparser *parser, const char *const *ends, bool *done)
+static struct weft__jnode *parse_piece(struct weft__jparser *parser, const char *const *ends,
+                                       bool *done)
 {
-    struct jnode fields = {.offset = parser->token.offset, .value = parser->token.value};
+    struct weft__jnode fields = {.offset = parser->token.offset, .value = parser->token.value};
     uint8_t type = parser->token.type;
-    *done = type == T_END;
+    *done = type == WEFT__T_END;
     if (*done && ends != NULL && parser->status == WEFT_OK)
         weft__j_syntax(parser, WEFT_FORMAT, fields.offset,
                        "unexpected end of the template, the innermost open block wants '%s'",
                        ends[0]);
     if (*done) return NULL;
     next_token(parser);
-    if (type == T_BLOCK_BEGIN) {
+    if (type == WEFT__T_BLOCK_BEGIN) {
         *done = at_end_tag(parser, ends);
         return *done ? NULL : parse_tag(parser, ends);
     }
-    fields.kind = S_DATA;
-    if (type == T_PRINT_BEGIN) {
-        fields.kind = S_PRINT;
+    fields.kind = WEFT__S_DATA;
+    if (type == WEFT__T_PRINT_BEGIN) {
+        fields.kind = WEFT__S_PRINT;
         fields.offset = parser->token.offset;
         fields.a = parse_tuple(parser, TUPLE_EXPRESSION, false);
-        if (parser->token.type == T_PRINT_END)
+        if (parser->token.type == WEFT__T_PRINT_END)
             next_token(parser);
         else
             unexpected(parser, "the end of the expression");
@@ -834,9 +854,10 @@ static struct jnode *parse_piece(struct jparser *parser, const char *const *ends
     return make(parser, fields);
 }
 
-static struct jnode *parse_body(struct jparser *parser, const char *const *ends, bool soft)
+static struct weft__jnode *parse_body(struct weft__jparser *parser, const char *const *ends,
+                                      bool soft)
 {
-    struct jnode *body = NULL, **tail = &body;
+    struct weft__jnode *body = NULL, **tail = &body;
     bool done = false, outer = parser->soft;
     parser->soft = soft;
     if (++parser->blocks > WEFT__TEMPLATE_MAX_NESTING)
@@ -874,7 +895,7 @@ weft_status weft__template_parse(const char *name, const char *text, size_t len,
         return weft__fail(err, WEFT_FORMAT, "%s: not valid UTF-8", name);
     struct weft__template *tmpl = calloc(1, sizeof *tmpl);
     if (tmpl == NULL) return weft__fail_oom(err, sizeof *tmpl, name);
-    struct jparser parser = {.tmpl = tmpl, .err = err, .line_start = true};
+    struct weft__jparser parser = {.tmpl = tmpl, .err = err, .line_start = true};
     tmpl->len = len;
     tmpl->name = weft__arena_strndup(&tmpl->arena, name, strlen(name));
     tmpl->text = normalise(&tmpl->arena, text, &tmpl->len);

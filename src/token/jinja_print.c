@@ -8,7 +8,7 @@
 
 /* ---- sinks and strings that grow ---- */
 
-static struct jgrow *new_grow(struct jrun *run, size_t need, size_t spare)
+static struct weft__jgrow *new_grow(struct weft__jrun *run, size_t need, size_t spare)
 {
     if (need > WEFT__TEMPLATE_MAX_OUTPUT) {
         weft__j_fail(run, WEFT_TOO_LONG, "the template makes a text of more than %d MiB",
@@ -16,12 +16,12 @@ static struct jgrow *new_grow(struct jrun *run, size_t need, size_t spare)
         return NULL;
     }
     size_t cap = (size_t)weft__min((int64_t)(need + spare), WEFT__TEMPLATE_MAX_OUTPUT);
-    struct jgrow *grow = weft__j_alloc(run, sizeof *grow + cap);
+    struct weft__jgrow *grow = weft__j_alloc(run, sizeof *grow + cap);
     if (grow != NULL) grow->cap = (uint32_t)cap;
     return grow;
 }
 
-void weft__j_write(struct jrun *run, struct jsink *sink, const char *text, size_t len)
+void weft__j_write(struct weft__jrun *run, struct weft__jsink *sink, const char *text, size_t len)
 {
     if (run->status != WEFT_OK || len == 0) return;
     if (sink->buf != NULL) {
@@ -36,10 +36,10 @@ void weft__j_write(struct jrun *run, struct jsink *sink, const char *text, size_
             run->status = weft__fail_oom(run->err, len, "a prompt");
         return;
     }
-    struct jgrow *grow = sink->grow;
+    struct weft__jgrow *grow = sink->grow;
     if (grow == NULL || grow->cap - grow->used < len) {
         size_t used = grow != NULL ? grow->used : 0;
-        struct jgrow *larger = new_grow(run, used + len, used + 48);
+        struct weft__jgrow *larger = new_grow(run, used + len, used + 48);
         if (larger == NULL) return;
         if (used > 0) memcpy(larger->text, grow->text, used);
         larger->used = (uint32_t)used;
@@ -49,12 +49,13 @@ void weft__j_write(struct jrun *run, struct jsink *sink, const char *text, size_
     grow->used += (uint32_t)len;
 }
 
-void weft__j_puts(struct jrun *run, struct jsink *sink, const char *text)
+void weft__j_puts(struct weft__jrun *run, struct weft__jsink *sink, const char *text)
 {
     weft__j_write(run, sink, text, strlen(text));
 }
 
-void weft__j_fill(struct jrun *run, struct jsink *sink, struct jvalue unit, int64_t times)
+void weft__j_fill(struct weft__jrun *run, struct weft__jsink *sink, struct weft__jvalue unit,
+                  int64_t times)
 {
     for (int64_t i = 0; i < times && unit.len > 0 && run->status == WEFT_OK; i++) {
         weft__j_write(run, sink, unit.text, unit.len); /* fails before long */
@@ -63,24 +64,26 @@ void weft__j_fill(struct jrun *run, struct jsink *sink, struct jvalue unit, int6
     (void)weft__j_tick(run, 0);
 }
 
-struct jvalue weft__j_written(struct jsink *sink)
+struct weft__jvalue weft__j_written(struct weft__jsink *sink)
 {
     if (sink->grow == NULL) return weft__j_text("", 0);
-    struct jvalue out = weft__j_text(sink->grow->text, sink->grow->used);
+    struct weft__jvalue out = weft__j_text(sink->grow->text, sink->grow->used);
     out.growable = true;
     return out;
 }
 
 /* Appends in place when nothing was appended to a before: building a text piece by piece takes
  * time and memory in proportion to it, as in CPython. */
-struct jvalue weft__j_concat(struct jrun *run, struct jvalue a, struct jvalue b)
+struct weft__jvalue weft__j_concat(struct weft__jrun *run, struct weft__jvalue a,
+                                   struct weft__jvalue b)
 {
     if (run->status != WEFT_OK || b.len == 0) return a;
     if (a.len == 0) return b;
     if (!weft__j_tick(run, b.len)) return a;
-    struct jgrow *grow = NULL;
+    struct weft__jgrow *grow = NULL;
     if (a.growable) {
-        grow = (struct jgrow *)(void *)((char *)(uintptr_t)a.text - offsetof(struct jgrow, text));
+        grow = (struct weft__jgrow *)(void *)((char *)(uintptr_t)a.text -
+                                              offsetof(struct weft__jgrow, text));
         if (grow->used != a.len || grow->cap - grow->used < b.len) grow = NULL;
     }
     if (grow == NULL) {
@@ -92,13 +95,13 @@ struct jvalue weft__j_concat(struct jrun *run, struct jvalue a, struct jvalue b)
     }
     memcpy(grow->text + grow->used, b.text, b.len);
     grow->used += b.len;
-    struct jsink sink = {.grow = grow};
+    struct weft__jsink sink = {.grow = grow};
     return weft__j_written(&sink);
 }
 
 /* ---- numbers ---- */
 
-static void write_float(struct jrun *run, struct jsink *sink, double value, bool json)
+static void write_float(struct weft__jrun *run, struct weft__jsink *sink, double value, bool json)
 {
     char digits[40], out[48], *p = out;
     if (isnan(value) || isinf(value)) {
@@ -130,7 +133,7 @@ static void write_float(struct jrun *run, struct jsink *sink, double value, bool
     weft__j_write(run, sink, out, (size_t)(p - out));
 }
 
-static void write_int(struct jrun *run, struct jsink *sink, int64_t value)
+static void write_int(struct weft__jrun *run, struct weft__jsink *sink, int64_t value)
 {
     char text[24];
     int len = snprintf(text, sizeof text, "%lld", (long long)value);
@@ -139,7 +142,7 @@ static void write_int(struct jrun *run, struct jsink *sink, int64_t value)
 
 /* ---- str and repr ---- */
 
-static void repr_text(struct jrun *run, struct jsink *sink, struct jvalue s)
+static void repr_text(struct weft__jrun *run, struct weft__jsink *sink, struct weft__jvalue s)
 {
     bool single = memchr(s.text, '\'', s.len) != NULL && memchr(s.text, '"', s.len) == NULL;
     char quote = single ? '"' : '\'';
@@ -169,9 +172,9 @@ static void repr_text(struct jrun *run, struct jsink *sink, struct jvalue s)
 }
 
 /* of a list, tuple or mapping */
-static void repr_items(struct jrun *run, struct jsink *sink, struct jvalue v)
+static void repr_items(struct weft__jrun *run, struct weft__jsink *sink, struct weft__jvalue v)
 {
-    bool dict = v.kind == J_DICT, tuple = v.kind == J_TUPLE;
+    bool dict = v.kind == WEFT__J_DICT, tuple = v.kind == WEFT__J_TUPLE;
     uint32_t count = (uint32_t)weft__j_length(v);
     weft__j_puts(run, sink, dict ? "{" : tuple ? "(" : "[");
     for (uint32_t i = 0; i < count && run->status == WEFT_OK; i++) {
@@ -185,31 +188,31 @@ static void repr_items(struct jrun *run, struct jsink *sink, struct jvalue v)
     weft__j_puts(run, sink, dict ? "}" : !tuple ? "]" : count == 1 ? ",)" : ")");
 }
 
-void weft__j_write_repr(struct jrun *run, struct jsink *sink, struct jvalue v)
+void weft__j_write_repr(struct weft__jrun *run, struct weft__jsink *sink, struct weft__jvalue v)
 {
     if (!weft__j_tick(run, 0) || !weft__j_enter(run)) return;
     switch (v.kind) {
-    case J_NONE:
+    case WEFT__J_NONE:
         weft__j_puts(run, sink, "None");
         break;
-    case J_BOOL:
+    case WEFT__J_BOOL:
         weft__j_puts(run, sink, v.truth ? "True" : "False");
         break;
-    case J_INT:
+    case WEFT__J_INT:
         write_int(run, sink, v.integer);
         break;
-    case J_FLOAT:
+    case WEFT__J_FLOAT:
         write_float(run, sink, v.real, false);
         break;
-    case J_STRING:
+    case WEFT__J_STRING:
         repr_text(run, sink, v);
         break;
-    case J_UNDEFINED:
+    case WEFT__J_UNDEFINED:
         weft__j_puts(run, sink, "Undefined");
         break;
-    case J_LIST:
-    case J_TUPLE:
-    case J_DICT:
+    case WEFT__J_LIST:
+    case WEFT__J_TUPLE:
+    case WEFT__J_DICT:
         repr_items(run, sink, v);
         break;
     default: /* mostly an address, which no template can want */
@@ -218,18 +221,18 @@ void weft__j_write_repr(struct jrun *run, struct jsink *sink, struct jvalue v)
     run->depth--;
 }
 
-void weft__j_write_str(struct jrun *run, struct jsink *sink, struct jvalue v)
+void weft__j_write_str(struct weft__jrun *run, struct weft__jsink *sink, struct weft__jvalue v)
 {
-    if (v.kind == J_STRING)
+    if (v.kind == WEFT__J_STRING)
         weft__j_write(run, sink, v.text, v.len);
-    else if (v.kind != J_UNDEFINED)
+    else if (v.kind != WEFT__J_UNDEFINED)
         weft__j_write_repr(run, sink, v);
 }
 
-struct jvalue weft__j_str(struct jrun *run, struct jvalue v)
+struct weft__jvalue weft__j_str(struct weft__jrun *run, struct weft__jvalue v)
 {
-    if (v.kind == J_STRING || run->status != WEFT_OK) return v;
-    struct jsink sink = {0};
+    if (v.kind == WEFT__J_STRING || run->status != WEFT_OK) return v;
+    struct weft__jsink sink = {0};
     weft__j_write_str(run, &sink, v);
     return weft__j_written(&sink);
 }
@@ -238,12 +241,13 @@ struct jvalue weft__j_str(struct jrun *run, struct jvalue v)
 
 struct json_style {
     bool ascii, sort;
-    bool broken;          /* over lines, as `indent` asks for */
-    struct jvalue indent; /* one level of it */
-    struct jvalue comma, colon;
+    bool broken;                /* over lines, as `indent` asks for */
+    struct weft__jvalue indent; /* one level of it */
+    struct weft__jvalue comma, colon;
 };
 
-static void json_text(struct jrun *run, struct jsink *sink, struct jvalue s, bool ascii)
+static void json_text(struct weft__jrun *run, struct weft__jsink *sink, struct weft__jvalue s,
+                      bool ascii)
 {
     static const char plain[] = "\"\"\\\\\bb\ff\nn\rr\tt";
     weft__j_puts(run, sink, "\"");
@@ -275,24 +279,24 @@ static void json_text(struct jrun *run, struct jsink *sink, struct jvalue s, boo
     (void)weft__j_tick(run, (size_t)s.len * 4);
 }
 
-static void json_line(struct jrun *run, struct jsink *sink, const struct json_style *style,
-                      int level)
+static void json_line(struct weft__jrun *run, struct weft__jsink *sink,
+                      const struct json_style *style, int level)
 {
     if (!style->broken) return;
     weft__j_puts(run, sink, "\n");
     weft__j_fill(run, sink, style->indent, level);
 }
 
-static void json_value(struct jrun *run, struct jsink *sink, const struct json_style *style,
-                       struct jvalue v, int level);
+static void json_value(struct weft__jrun *run, struct weft__jsink *sink,
+                       const struct json_style *style, struct weft__jvalue v, int level);
 
 /* of a list, tuple or mapping */
-static void json_items(struct jrun *run, struct jsink *sink, const struct json_style *style,
-                       struct jvalue v, int level)
+static void json_items(struct weft__jrun *run, struct weft__jsink *sink,
+                       const struct json_style *style, struct weft__jvalue v, int level)
 {
-    bool dict = v.kind == J_DICT;
+    bool dict = v.kind == WEFT__J_DICT;
     uint32_t count = (uint32_t)weft__j_length(v);
-    struct jpair *pairs = dict ? v.dict->pairs : NULL;
+    struct weft__jpair *pairs = dict ? v.dict->pairs : NULL;
     if (dict && style->sort && count > 1) {
         pairs = weft__j_alloc(run, count * sizeof *pairs);
         if (pairs == NULL) return;
@@ -303,7 +307,7 @@ static void json_items(struct jrun *run, struct jsink *sink, const struct json_s
     for (uint32_t i = 0; i < count && run->status == WEFT_OK; i++) {
         if (i > 0) weft__j_write(run, sink, style->comma.text, style->comma.len);
         json_line(run, sink, style, level + 1);
-        if (dict && pairs[i].key.kind != J_STRING)
+        if (dict && pairs[i].key.kind != WEFT__J_STRING)
             weft__j_fail(run, WEFT_UNSUPPORTED, "tojson of a mapping with a key that is a %s",
                          weft__j_type(pairs[i].key));
         if (dict) {
@@ -316,29 +320,29 @@ static void json_items(struct jrun *run, struct jsink *sink, const struct json_s
     weft__j_puts(run, sink, dict ? "}" : "]");
 }
 
-static void json_value(struct jrun *run, struct jsink *sink, const struct json_style *style,
-                       struct jvalue v, int level)
+static void json_value(struct weft__jrun *run, struct weft__jsink *sink,
+                       const struct json_style *style, struct weft__jvalue v, int level)
 {
     if (!weft__j_tick(run, 0) || !weft__j_enter(run)) return;
     switch (v.kind) {
-    case J_NONE:
+    case WEFT__J_NONE:
         weft__j_puts(run, sink, "null");
         break;
-    case J_BOOL:
+    case WEFT__J_BOOL:
         weft__j_puts(run, sink, v.truth ? "true" : "false");
         break;
-    case J_INT:
+    case WEFT__J_INT:
         write_int(run, sink, v.integer);
         break;
-    case J_FLOAT:
+    case WEFT__J_FLOAT:
         write_float(run, sink, v.real, true);
         break;
-    case J_STRING:
+    case WEFT__J_STRING:
         json_text(run, sink, v, style->ascii);
         break;
-    case J_LIST:
-    case J_TUPLE:
-    case J_DICT:
+    case WEFT__J_LIST:
+    case WEFT__J_TUPLE:
+    case WEFT__J_DICT:
         json_items(run, sink, style, v, level);
         break;
     default:
@@ -349,18 +353,18 @@ static void json_value(struct jrun *run, struct jsink *sink, const struct json_s
 }
 
 /* arguments: ensure_ascii, indent, separators, sort_keys */
-struct jvalue weft__j_tojson(struct jrun *run, struct jcall *call)
+struct weft__jvalue weft__j_tojson(struct weft__jrun *run, struct weft__jcall *call)
 {
-    struct jsink sink = {0}, spaces = {0};
-    struct jvalue indent = call->arg[1], separators = call->arg[2];
+    struct weft__jsink sink = {0}, spaces = {0};
+    struct weft__jvalue indent = call->arg[1], separators = call->arg[2];
     int64_t width;
     struct json_style style = {
-        .ascii = call->arg[0].kind != J_ABSENT && weft__j_truth(run, call->arg[0]),
-        .sort = call->arg[3].kind != J_ABSENT && weft__j_truth(run, call->arg[3]),
-        .broken = indent.kind != J_ABSENT && indent.kind != J_NONE,
+        .ascii = call->arg[0].kind != WEFT__J_ABSENT && weft__j_truth(run, call->arg[0]),
+        .sort = call->arg[3].kind != WEFT__J_ABSENT && weft__j_truth(run, call->arg[3]),
+        .broken = indent.kind != WEFT__J_ABSENT && indent.kind != WEFT__J_NONE,
         .colon = weft__j_literal(": ")};
     style.comma = weft__j_literal(style.broken ? "," : ", ");
-    if (indent.kind == J_STRING) {
+    if (indent.kind == WEFT__J_STRING) {
         style.indent = indent;
     } else if (style.broken) {
         if (!weft__j_integer(indent, &width))
@@ -369,10 +373,11 @@ struct jvalue weft__j_tojson(struct jrun *run, struct jcall *call)
         weft__j_fill(run, &spaces, weft__j_literal(" "), width);
         style.indent = weft__j_written(&spaces);
     }
-    if (separators.kind != J_ABSENT && separators.kind != J_NONE) {
-        struct jlist parts;
+    if (separators.kind != WEFT__J_ABSENT && separators.kind != WEFT__J_NONE) {
+        struct weft__jlist parts;
         if (!weft__j_iterate(run, separators, &parts)) return separators;
-        if (parts.count != 2 || parts.items[0].kind != J_STRING || parts.items[1].kind != J_STRING)
+        if (parts.count != 2 || parts.items[0].kind != WEFT__J_STRING ||
+            parts.items[1].kind != WEFT__J_STRING)
             return weft__j_fail(run, WEFT_INVALID, "tojson(): separators must be two strings");
         style.comma = parts.items[0];
         style.colon = parts.items[1];

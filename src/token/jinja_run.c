@@ -9,18 +9,19 @@ enum { MAX_DEPTH = 800 };
 
 /* ---- failures, memory, steps ---- */
 
-struct jvalue weft__j_fail(struct jrun *run, weft_status status, const char *format, ...)
+struct weft__jvalue weft__j_fail(struct weft__jrun *run, weft_status status, const char *format,
+                                 ...)
 {
+    const struct weft__jplace place = {"chat template", run->tmpl->text,
+                                       run->at != NULL ? run->at->offset : 0};
     va_list args;
     va_start(args, format);
-    if (run->status == WEFT_OK)
-        run->status = weft__j_report(run->err, status, "chat template", run->tmpl->text,
-                                     run->at != NULL ? run->at->offset : 0, format, args);
+    if (run->status == WEFT_OK) run->status = weft__j_report(run->err, status, place, format, args);
     va_end(args);
-    return (struct jvalue){0};
+    return weft__j_absent();
 }
 
-void *weft__j_alloc(struct jrun *run, size_t bytes)
+void *weft__j_alloc(struct weft__jrun *run, size_t bytes)
 {
     if (run->status != WEFT_OK) return NULL;
     if (bytes > WEFT__TEMPLATE_MAX_MEMORY || run->arena.bytes > WEFT__TEMPLATE_MAX_MEMORY - bytes) {
@@ -33,7 +34,7 @@ void *weft__j_alloc(struct jrun *run, size_t bytes)
     return out;
 }
 
-void *weft__j_room(struct jrun *run, void *items, uint32_t count, uint32_t *cap, size_t size)
+void *weft__j_room(struct weft__jrun *run, void *items, uint32_t count, uint32_t *cap, size_t size)
 {
     if (count < *cap) return items;
     uint32_t larger = *cap == 0 ? 4 : *cap * 2;
@@ -44,7 +45,7 @@ void *weft__j_room(struct jrun *run, void *items, uint32_t count, uint32_t *cap,
     return copy;
 }
 
-bool weft__j_tick(struct jrun *run, size_t bytes)
+bool weft__j_tick(struct weft__jrun *run, size_t bytes)
 {
     run->steps += 1 + (int64_t)(bytes / 256);
     if (run->steps > WEFT__TEMPLATE_MAX_STEPS)
@@ -55,9 +56,9 @@ bool weft__j_tick(struct jrun *run, size_t bytes)
 
 /* ---- scopes ---- */
 
-static struct jscope *push_scope(struct jrun *run, struct jscope *parent)
+static struct weft__jscope *push_scope(struct weft__jrun *run, struct weft__jscope *parent)
 {
-    struct jscope *scope = run->free_scopes;
+    struct weft__jscope *scope = run->free_scopes;
     if (scope != NULL)
         run->free_scopes = scope->parent;
     else if ((scope = weft__j_alloc(run, sizeof *scope)) == NULL)
@@ -70,7 +71,8 @@ static struct jscope *push_scope(struct jrun *run, struct jscope *parent)
 }
 
 /* Back to `outer`; the innermost scope is used again unless a macro still looks at it. */
-static void pop_scope(struct jrun *run, struct jscope *scope, struct jscope *outer)
+static void pop_scope(struct weft__jrun *run, struct weft__jscope *scope,
+                      struct weft__jscope *outer)
 {
     if (scope != NULL && !scope->captured) {
         scope->parent = run->free_scopes;
@@ -79,12 +81,13 @@ static void pop_scope(struct jrun *run, struct jscope *scope, struct jscope *out
     run->scope = outer;
 }
 
-static void capture_scopes(struct jscope *scope)
+static void capture_scopes(struct weft__jscope *scope)
 {
     for (; scope != NULL && !scope->captured; scope = scope->parent) scope->captured = true;
 }
 
-static struct jvalue *find_binding(struct jrun *run, struct jscope *scope, uint32_t name)
+static struct weft__jvalue *find_binding(struct weft__jrun *run, struct weft__jscope *scope,
+                                         uint32_t name)
 {
     run->steps += scope->count / 16;
     for (uint32_t i = 0; i < scope->count; i++)
@@ -92,48 +95,50 @@ static struct jvalue *find_binding(struct jrun *run, struct jscope *scope, uint3
     return NULL;
 }
 
-struct jvalue weft__j_lookup(struct jrun *run, uint32_t name)
+struct weft__jvalue weft__j_lookup(struct weft__jrun *run, uint32_t name)
 {
-    for (struct jscope *scope = run->scope; scope != NULL; scope = scope->parent) {
-        struct jvalue *bound = find_binding(run, scope, name);
+    for (struct weft__jscope *scope = run->scope; scope != NULL; scope = scope->parent) {
+        struct weft__jvalue *bound = find_binding(run, scope, name);
         if (bound != NULL) return *bound;
     }
     return run->globals[name];
 }
 
-static void bind(struct jrun *run, uint32_t name, struct jvalue value)
+static void bind(struct weft__jrun *run, uint32_t name, struct weft__jvalue value)
 {
-    struct jscope *scope = run->scope;
+    struct weft__jscope *scope = run->scope;
     if (scope == NULL) {
         run->globals[name] = value;
         return;
     }
-    struct jvalue *bound = find_binding(run, scope, name);
+    struct weft__jvalue *bound = find_binding(run, scope, name);
     if (bound != NULL) {
         *bound = value;
         return;
     }
-    struct jbinding *vars = weft__j_room(run, scope->vars, scope->count, &scope->cap, sizeof *vars);
+    struct weft__jbinding *vars =
+        weft__j_room(run, scope->vars, scope->count, &scope->cap, sizeof *vars);
     if (vars == NULL) return;
     scope->vars = vars;
-    scope->vars[scope->count++] = (struct jbinding){.name = name, .value = value};
+    scope->vars[scope->count++] = (struct weft__jbinding){.name = name, .value = value};
 }
 
-static void assign(struct jrun *run, const struct jnode *target, struct jvalue value)
+static void assign(struct weft__jrun *run, const struct weft__jnode *target,
+                   struct weft__jvalue value)
 {
     run->at = target;
-    if (target->kind == N_NAME) {
+    if (target->kind == WEFT__N_NAME) {
         bind(run, target->name, value);
-    } else if (target->kind == N_NSREF) {
-        struct jvalue object = weft__j_lookup(run, target->name);
-        if (object.kind == J_NAMESPACE)
+    } else if (target->kind == WEFT__N_NSREF) {
+        struct weft__jvalue object = weft__j_lookup(run, target->name);
+        if (object.kind == WEFT__J_NAMESPACE)
             (void)weft__j_put(run, object.dict, target->value, value);
         else
             weft__j_fail(run, WEFT_INVALID, "cannot assign attribute on non-namespace object");
     } else {
-        struct jlist items;
+        struct weft__jlist items;
         uint32_t count = 0, i = 0;
-        for (const struct jnode *part = target->a; part != NULL; part = part->next) count++;
+        for (const struct weft__jnode *part = target->a; part != NULL; part = part->next) count++;
         if (!weft__j_iterate(run, value, &items)) return;
         if (items.count < count)
             weft__j_fail(run, WEFT_INVALID, "not enough values to unpack (expected %u, got %u)",
@@ -141,19 +146,19 @@ static void assign(struct jrun *run, const struct jnode *target, struct jvalue v
         else if (items.count > count)
             weft__j_fail(run, WEFT_INVALID, "too many values to unpack (expected %u)", count);
         if (run->status != WEFT_OK) return;
-        for (const struct jnode *part = target->a; part != NULL; part = part->next)
+        for (const struct weft__jnode *part = target->a; part != NULL; part = part->next)
             assign(run, part, items.items[i++]);
     }
 }
 
 /* ---- statements ---- */
 
-static void exec(struct jrun *run, const struct jnode *body);
+static void exec(struct weft__jrun *run, const struct weft__jnode *body);
 
 /* What a body prints, as a string. */
-static struct jvalue captured(struct jrun *run, const struct jnode *body)
+static struct weft__jvalue captured(struct weft__jrun *run, const struct weft__jnode *body)
 {
-    struct jsink sink = {0}, *outer = run->sink;
+    struct weft__jsink sink = {0}, *outer = run->sink;
     run->sink = &sink;
     exec(run, body);
     run->sink = outer;
@@ -161,10 +166,10 @@ static struct jvalue captured(struct jrun *run, const struct jnode *body)
 }
 
 /* Whether the inline `if` of the loop lets an item through. */
-static bool passes(struct jrun *run, struct jloop *loop, struct jvalue item)
+static bool passes(struct weft__jrun *run, struct weft__jloop *loop, struct weft__jvalue item)
 {
     if (loop->node->c == NULL) return true;
-    struct jscope *outer = run->scope, *scope = push_scope(run, loop->scope);
+    struct weft__jscope *outer = run->scope, *scope = push_scope(run, loop->scope);
     if (scope == NULL || !weft__j_tick(run, 0)) return false;
     assign(run, loop->node->a, item);
     bool out = weft__j_truth(run, weft__j_eval(run, loop->node->c));
@@ -173,36 +178,36 @@ static bool passes(struct jrun *run, struct jloop *loop, struct jvalue item)
 }
 
 /* The item after the current one, asked for ahead of time. */
-bool weft__j_loop_peek(struct jrun *run, struct jloop *loop, struct jvalue *out)
+bool weft__j_loop_peek(struct weft__jrun *run, struct weft__jloop *loop, struct weft__jvalue *out)
 {
-    while (loop->after.kind == J_ABSENT && loop->taken < loop->items.count &&
+    while (loop->after.kind == WEFT__J_ABSENT && loop->taken < loop->items.count &&
            run->status == WEFT_OK) {
-        struct jvalue item = loop->items.items[loop->taken++];
+        struct weft__jvalue item = loop->items.items[loop->taken++];
         if (passes(run, loop, item)) loop->after = item;
     }
     *out = loop->after;
-    return out->kind != J_ABSENT;
+    return out->kind != WEFT__J_ABSENT;
 }
 
-static void exec_loop(struct jrun *run, struct jloop *loop)
+static void exec_loop(struct weft__jrun *run, struct weft__jloop *loop)
 {
-    const struct jnode *node = loop->node;
-    struct jscope *outer = run->scope, *scope = push_scope(run, loop->scope);
-    struct jvalue item;
+    const struct weft__jnode *node = loop->node;
+    struct weft__jscope *outer = run->scope, *scope = push_scope(run, loop->scope);
+    struct weft__jvalue item;
     bool completed = false; /* a body to its end: what jinja2 asks for before an else */
     while (scope != NULL && weft__j_loop_peek(run, loop, &item) && weft__j_tick(run, 0)) {
         loop->before = loop->current;
         loop->current = item;
-        loop->after = (struct jvalue){0};
+        loop->after = weft__j_absent();
         loop->index0++;
         scope->count = 0;
-        bind(run, J_NAME_LOOP, (struct jvalue){.kind = J_LOOP, .loop = loop});
+        bind(run, WEFT__J_NAME_LOOP, (struct weft__jvalue){.kind = WEFT__J_LOOP, .loop = loop});
         assign(run, node->a, item);
         exec(run, node->d);
         uint8_t flow = run->flow;
         run->flow = 0;
         completed = completed || flow == 0;
-        if (flow == S_BREAK) break;
+        if (flow == WEFT__S_BREAK) break;
     }
     if (scope != NULL && !completed) {
         scope->count = 0;
@@ -211,12 +216,12 @@ static void exec_loop(struct jrun *run, struct jloop *loop)
     pop_scope(run, scope, outer);
 }
 
-static void exec_for(struct jrun *run, const struct jnode *node)
+static void exec_for(struct weft__jrun *run, const struct weft__jnode *node)
 {
-    struct jvalue items = weft__j_eval(run, node->b);
-    struct jloop *loop = weft__j_alloc(run, sizeof *loop);
+    struct weft__jvalue items = weft__j_eval(run, node->b);
+    struct weft__jloop *loop = weft__j_alloc(run, sizeof *loop);
     if (loop == NULL) return;
-    *loop = (struct jloop){.node = node, .scope = run->scope, .index0 = -1};
+    *loop = (struct weft__jloop){.node = node, .scope = run->scope, .index0 = -1};
     run->at = node->b;
     if (!weft__j_iterate(run, items, &loop->items)) return;
     if (node->c != NULL) capture_scopes(run->scope); /* read again as the loop runs */
@@ -224,45 +229,47 @@ static void exec_for(struct jrun *run, const struct jnode *node)
 }
 
 /* The argument by this name, which is taken out of the call; ABSENT: none. */
-static struct jvalue take_named(struct jrun *run, struct jcall *call, struct jvalue name)
+static struct weft__jvalue take_named(struct weft__jrun *run, struct weft__jcall *call,
+                                      struct weft__jvalue name)
 {
-    struct jvalue *found = weft__j_find(run, &call->named, name), value = {0};
+    struct weft__jvalue *found = weft__j_find(run, &call->named, name), value = {0};
     if (found != NULL) {
         value = *found;
-        *found = (struct jvalue){0};
+        *found = weft__j_absent();
     }
     return value;
 }
 
 /* Binds what a call passed to the parameters of a macro; a scope for its body is current. */
-static void bind_parameters(struct jrun *run, const struct jnode *node, struct jcall *call)
+static void bind_parameters(struct weft__jrun *run, const struct weft__jnode *node,
+                            struct weft__jcall *call)
 {
     const char *macro = run->tmpl->names[node->name].text;
     uint32_t given = 0;
     bool wants_caller = node->op != 0;
-    for (const struct jnode *param = node->a; param != NULL; param = param->next) {
-        struct jvalue name = run->tmpl->names[param->name], value;
+    for (const struct weft__jnode *param = node->a; param != NULL; param = param->next) {
+        struct weft__jvalue name = run->tmpl->names[param->name], value;
         if (given < call->positional.count)
             value = call->positional.items[given++];
-        else if ((value = take_named(run, call, name)).kind == J_ABSENT && param->a != NULL)
+        else if ((value = take_named(run, call, name)).kind == WEFT__J_ABSENT && param->a != NULL)
             value = weft__j_eval(run, param->a);
         if (run->status != WEFT_OK) return;
-        if (value.kind == J_ABSENT) {
+        if (value.kind == WEFT__J_ABSENT) {
             char *hint = weft__j_alloc(run, name.len + 40);
             if (hint == NULL) return;
             (void)snprintf(hint, name.len + 40, "parameter '%s' was not provided", name.text);
             value = weft__j_missing(run, hint);
         }
-        wants_caller = wants_caller && param->name != J_NAME_CALLER;
+        wants_caller = wants_caller && param->name != WEFT__J_NAME_CALLER;
         bind(run, param->name, value);
     }
     if (wants_caller) {
-        struct jvalue caller = take_named(run, call, weft__j_literal("caller"));
-        bind(run, J_NAME_CALLER,
-             caller.kind != J_ABSENT ? caller : weft__j_missing(run, "no caller defined"));
+        struct weft__jvalue caller = take_named(run, call, weft__j_literal("caller"));
+        bind(run, WEFT__J_NAME_CALLER,
+             caller.kind != WEFT__J_ABSENT ? caller : weft__j_missing(run, "no caller defined"));
     }
     for (uint32_t i = 0; i < call->named.count; i++)
-        if (call->named.pairs[i].value.kind != J_ABSENT)
+        if (call->named.pairs[i].value.kind != WEFT__J_ABSENT)
             weft__j_fail(run, WEFT_INVALID, "macro '%s' takes no keyword argument '%.*s'", macro,
                          (int)weft__min(call->named.pairs[i].key.len, 80),
                          call->named.pairs[i].key.text);
@@ -271,14 +278,15 @@ static void bind_parameters(struct jrun *run, const struct jnode *node, struct j
                      given);
 }
 
-struct jvalue weft__j_call_macro(struct jrun *run, struct jmacro *macro, struct jcall *call)
+struct weft__jvalue weft__j_call_macro(struct weft__jrun *run, struct weft__jmacro *macro,
+                                       struct weft__jcall *call)
 {
-    struct jvalue out = {0};
+    struct weft__jvalue out = {0};
     if (run->macros == WEFT__TEMPLATE_MAX_MACROS)
         return weft__j_fail(run, WEFT_TOO_LONG, "macros nested more than %d deep",
                             WEFT__TEMPLATE_MAX_MACROS);
     run->macros++;
-    struct jscope *outer = run->scope, *scope = push_scope(run, macro->scope);
+    struct weft__jscope *outer = run->scope, *scope = push_scope(run, macro->scope);
     if (scope != NULL) {
         bind_parameters(run, macro->node, call);
         out = captured(run, macro->node->b);
@@ -288,29 +296,29 @@ struct jvalue weft__j_call_macro(struct jrun *run, struct jmacro *macro, struct 
     return out;
 }
 
-static struct jvalue new_macro(struct jrun *run, const struct jnode *node)
+static struct weft__jvalue new_macro(struct weft__jrun *run, const struct weft__jnode *node)
 {
-    struct jmacro *macro = weft__j_alloc(run, sizeof *macro);
-    if (macro == NULL) return (struct jvalue){0};
-    *macro = (struct jmacro){.node = node, .scope = run->scope};
+    struct weft__jmacro *macro = weft__j_alloc(run, sizeof *macro);
+    if (macro == NULL) return weft__j_absent();
+    *macro = (struct weft__jmacro){.node = node, .scope = run->scope};
     capture_scopes(run->scope);
-    return (struct jvalue){.kind = J_MACRO, .macro = macro};
+    return (struct weft__jvalue){.kind = WEFT__J_MACRO, .macro = macro};
 }
 
-static void exec_if(struct jrun *run, const struct jnode *node)
+static void exec_if(struct weft__jrun *run, const struct weft__jnode *node)
 {
-    for (const struct jnode *branch = node->a; branch != NULL; branch = branch->next)
+    for (const struct weft__jnode *branch = node->a; branch != NULL; branch = branch->next)
         if (branch->a == NULL || weft__j_truth(run, weft__j_eval(run, branch->a))) {
             exec(run, branch->b);
             return;
         }
 }
 
-static void exec_capture(struct jrun *run, const struct jnode *target, const struct jnode *filters,
-                         const struct jnode *body)
+static void exec_capture(struct weft__jrun *run, const struct weft__jnode *target,
+                         const struct weft__jnode *filters, const struct weft__jnode *body)
 {
-    struct jscope *outer = run->scope, *scope = push_scope(run, outer);
-    struct jvalue value = scope != NULL ? captured(run, body) : (struct jvalue){0};
+    struct weft__jscope *outer = run->scope, *scope = push_scope(run, outer);
+    struct weft__jvalue value = scope != NULL ? captured(run, body) : weft__j_absent();
     run->block = value;
     if (filters != NULL) value = weft__j_eval(run, filters);
     pop_scope(run, scope, outer);
@@ -321,39 +329,39 @@ static void exec_capture(struct jrun *run, const struct jnode *target, const str
         weft__j_write_str(run, run->sink, value);
 }
 
-static void exec_node(struct jrun *run, const struct jnode *node)
+static void exec_node(struct weft__jrun *run, const struct weft__jnode *node)
 {
-    struct jvalue value;
+    struct weft__jvalue value;
     run->at = node;
     switch (node->kind) {
-    case S_DATA:
+    case WEFT__S_DATA:
         weft__j_write(run, run->sink, node->value.text, node->value.len);
         break;
-    case S_PRINT:
+    case WEFT__S_PRINT:
         value = weft__j_eval(run, node->a);
         run->at = node;
         weft__j_write_str(run, run->sink, value);
         break;
-    case S_FOR:
+    case WEFT__S_FOR:
         exec_for(run, node);
         break;
-    case S_IF:
+    case WEFT__S_IF:
         exec_if(run, node);
         break;
-    case S_SET:
+    case WEFT__S_SET:
         value = weft__j_eval(run, node->b);
         if (run->status == WEFT_OK) assign(run, node->a, value);
         break;
-    case S_CAPTURE:
+    case WEFT__S_CAPTURE:
         exec_capture(run, node->a, node->b, node->c);
         break;
-    case S_FILTER:
+    case WEFT__S_FILTER:
         exec_capture(run, NULL, node->a, node->b);
         break;
-    case S_MACRO:
+    case WEFT__S_MACRO:
         bind(run, node->name, new_macro(run, node));
         break;
-    case S_CALL:
+    case WEFT__S_CALL:
         value = new_macro(run, node->b);
         if (run->status == WEFT_OK) value = weft__j_eval_call(run, node->a, value);
         weft__j_write_str(run, run->sink, value);
@@ -363,7 +371,7 @@ static void exec_node(struct jrun *run, const struct jnode *node)
     }
 }
 
-static void exec(struct jrun *run, const struct jnode *body)
+static void exec(struct weft__jrun *run, const struct weft__jnode *body)
 {
     if (!weft__j_enter(run)) return;
     for (; body != NULL && run->flow == 0 && weft__j_tick(run, 0); body = body->next)
@@ -371,7 +379,7 @@ static void exec(struct jrun *run, const struct jnode *body)
     run->depth--;
 }
 
-bool weft__j_enter(struct jrun *run)
+bool weft__j_enter(struct weft__jrun *run)
 {
     if (run->depth < MAX_DEPTH) {
         run->depth++;
@@ -383,25 +391,26 @@ bool weft__j_enter(struct jrun *run)
 
 /* ---- a whole render ---- */
 
-static void load_globals(struct jrun *run, json_t *vars)
+static void load_globals(struct weft__jrun *run, json_t *vars)
 {
     run->globals = weft__j_alloc(run, run->tmpl->name_count * sizeof *run->globals);
     for (uint32_t i = 0; run->status == WEFT_OK && i < run->tmpl->name_count; i++) {
-        struct jvalue name = run->tmpl->names[i];
+        struct weft__jvalue name = run->tmpl->names[i];
         json_t *given = json_object_getn(vars, name.text, name.len);
-        const struct jfunction *function = weft__j_global(name);
+        const struct weft__jfunction *function = weft__j_global(name);
         if (given != NULL)
             run->globals[i] = weft__j_from_json(run, given, 0);
         else if (function != NULL)
-            run->globals[i] = (struct jvalue){.kind = J_FUNCTION, .function = function};
+            run->globals[i] = (struct weft__jvalue){.kind = WEFT__J_FUNCTION, .function = function};
     }
 }
 
 weft_status weft__template_render(const struct weft__template *tmpl, json_t *vars, time_t now,
                                   struct weft__buf *out, weft_error *err)
 {
-    struct jsink sink = {.buf = out};
-    struct jrun run = {.tmpl = tmpl, .err = err, .sink = &sink, .out_start = out->len, .now = now};
+    struct weft__jsink sink = {.buf = out};
+    struct weft__jrun run = {
+        .tmpl = tmpl, .err = err, .sink = &sink, .out_start = out->len, .now = now};
     load_globals(&run, vars);
     if (run.status == WEFT_OK) exec(&run, tmpl->body);
     if (run.status != WEFT_OK) {

@@ -34,14 +34,14 @@ void weft__j_clean(char *text)
     }
 }
 
-int64_t weft__j_chars(struct jvalue s)
+int64_t weft__j_chars(struct weft__jvalue s)
 {
     int64_t count = 0;
     for (uint32_t i = 0; i < s.len; i++) count += ((unsigned char)s.text[i] & 0xc0) != 0x80;
     return count;
 }
 
-const char *weft__j_seek(struct jvalue s, int64_t index)
+const char *weft__j_seek(struct weft__jvalue s, int64_t index)
 {
     const char *p = s.text, *end = p + s.len;
     for (; p < end && index > 0; index--) (void)weft__j_char(&p, end);
@@ -96,23 +96,24 @@ size_t weft__j_trim_end(const char *text, size_t len)
     return (size_t)(end - text);
 }
 
-static bool strippable(struct jrun *run, struct jvalue chars, uint32_t c)
+static bool strippable(struct weft__jrun *run, struct weft__jvalue chars, uint32_t c)
 {
-    if (chars.kind != J_STRING) return weft__j_is_space(c);
+    if (chars.kind != WEFT__J_STRING) return weft__j_is_space(c);
     for (const char *p = chars.text, *end = p + chars.len; p < end;)
         if (weft__j_char(&p, end) == c) return weft__j_tick(run, chars.len);
     return false;
 }
 
-struct jvalue weft__j_strip(struct jrun *run, struct jvalue s, struct jvalue chars, int sides)
+struct weft__jvalue weft__j_strip(struct weft__jrun *run, struct weft__jvalue s,
+                                  struct weft__jvalue chars, int sides)
 {
     const char *start = s.text, *end = start + s.len;
-    if (chars.kind != J_STRING && chars.kind != J_NONE && chars.kind != J_ABSENT)
+    if (chars.kind != WEFT__J_STRING && chars.kind != WEFT__J_NONE && chars.kind != WEFT__J_ABSENT)
         return weft__j_fail(run, WEFT_INVALID, "strip arg must be None or str, not %s",
                             weft__j_type(chars));
-    for (const char *p = start; (sides & J_STRIP_LEFT) != 0 && start < end; start = p)
+    for (const char *p = start; (sides & WEFT__J_STRIP_LEFT) != 0 && start < end; start = p)
         if (!strippable(run, chars, weft__j_char(&p, end))) break;
-    for (const char *p = end; (sides & J_STRIP_RIGHT) != 0 && end > start; end = p)
+    for (const char *p = end; (sides & WEFT__J_STRIP_RIGHT) != 0 && end > start; end = p)
         if (!strippable(run, chars, char_before(start, &p))) break;
     (void)weft__j_tick(run, s.len - (size_t)(end - start));
     return weft__j_text(start, (size_t)(end - start));
@@ -124,9 +125,9 @@ static bool ends_line(uint32_t c)
            c == 0x2029;
 }
 
-struct jvalue weft__j_lines(struct jrun *run, struct jvalue s)
+struct weft__jvalue weft__j_lines(struct weft__jrun *run, struct weft__jvalue s)
 {
-    struct jvalue out = weft__j_new_list(run, J_LIST);
+    struct weft__jvalue out = weft__j_new_list(run, WEFT__J_LIST);
     const char *start = s.text, *end = start + s.len;
     for (const char *p = start; p < end && weft__j_tick(run, 0); start = p) {
         const char *stop = p;
@@ -168,7 +169,7 @@ static bool is_case_ignorable(uint32_t c)
 }
 
 /* Whether the sigma in s between `at` and `after` ends a word. */
-static bool final_sigma(struct jvalue s, const char *at, const char *after)
+static bool final_sigma(struct weft__jvalue s, const char *at, const char *after)
 {
     uint32_t c = ' ';
     while (at > s.text && is_case_ignorable(c = char_before(s.text, &at))) c = ' ';
@@ -178,14 +179,14 @@ static bool final_sigma(struct jvalue s, const char *at, const char *after)
     return true;
 }
 
-static void put(struct jrun *run, struct jsink *sink, uint32_t c)
+static void put(struct weft__jrun *run, struct weft__jsink *sink, uint32_t c)
 {
     char text[4];
     weft__j_write(run, sink, text, (size_t)weft__utf8_put(text, c));
 }
 
-static void put_lower(struct jrun *run, struct jsink *sink, struct jvalue s, const char *at,
-                      const char *after, uint32_t c)
+static void put_lower(struct weft__jrun *run, struct weft__jsink *sink, struct weft__jvalue s,
+                      const char *at, const char *after, uint32_t c)
 {
     if (c == 0x3a3) {
         put(run, sink, final_sigma(s, at, after) ? 0x3c2 : 0x3c3);
@@ -197,7 +198,7 @@ static void put_lower(struct jrun *run, struct jsink *sink, struct jvalue s, con
 
 /* utf8proc has the simple mappings only. What folds to several characters, and is not upper case
  * itself, has as its upper case the upper cases of those. */
-static void put_upper(struct jrun *run, struct jsink *sink, uint32_t c, bool title)
+static void put_upper(struct weft__jrun *run, struct weft__jsink *sink, uint32_t c, bool title)
 {
     utf8proc_int32_t folded[8], simple = (utf8proc_int32_t)c;
     int unused = 0;
@@ -211,24 +212,25 @@ static void put_upper(struct jrun *run, struct jsink *sink, uint32_t c, bool tit
             put(run, sink, (uint32_t)utf8proc_toupper(folded[i]));
 }
 
-struct jvalue weft__j_recase(struct jrun *run, struct jvalue s, int to)
+struct weft__jvalue weft__j_recase(struct weft__jrun *run, struct weft__jvalue s, int to)
 {
-    struct jsink sink = {0};
+    struct weft__jsink sink = {0};
     bool first = true, in_word = false;
     (void)weft__j_tick(run, (size_t)s.len * 8);
     for (const char *p = s.text, *end = p + s.len; p < end && run->status == WEFT_OK;) {
         const char *at = p;
         uint32_t c = weft__j_char(&p, end);
-        if (to == J_UPPER || (to == J_CAPITALIZE && first) || (to == J_TITLE && !in_word))
-            put_upper(run, &sink, c, to != J_UPPER);
+        if (to == WEFT__J_UPPER || (to == WEFT__J_CAPITALIZE && first) ||
+            (to == WEFT__J_TITLE && !in_word))
+            put_upper(run, &sink, c, to != WEFT__J_UPPER);
         else
             put_lower(run, &sink, s, at, p, c);
-        if (to == J_TITLE && c >= 0x80 && category(c) == UTF8PROC_CATEGORY_LM)
+        if (to == WEFT__J_TITLE && c >= 0x80 && category(c) == UTF8PROC_CATEGORY_LM)
             weft__j_fail(run, WEFT_UNSUPPORTED, "the title case of the character U+%04X", c);
         in_word = is_cased(c);
         first = false;
     }
-    struct jvalue out = weft__j_written(&sink);
+    struct weft__jvalue out = weft__j_written(&sink);
     out.markup = s.markup;
     return out;
 }
@@ -236,7 +238,8 @@ struct jvalue weft__j_recase(struct jrun *run, struct jvalue s, int to)
 /* ---- searching ---- */
 
 /* Position of the first or last needle in s, or -1. */
-static int64_t search(struct jrun *run, struct jvalue s, struct jvalue needle, bool last)
+static int64_t search(struct weft__jrun *run, struct weft__jvalue s, struct weft__jvalue needle,
+                      bool last)
 {
     if (needle.len == 0) return last ? s.len : 0;
     if (!last) {
@@ -257,21 +260,21 @@ static int64_t search(struct jrun *run, struct jvalue s, struct jvalue needle, b
     return -1;
 }
 
-bool weft__j_has(struct jrun *run, struct jvalue s, struct jvalue needle)
+bool weft__j_has(struct weft__jrun *run, struct weft__jvalue s, struct weft__jvalue needle)
 {
     return search(run, s, needle, false) >= 0;
 }
 
 /* What is left of s behind its first `bytes`. */
-static struct jvalue behind(struct jvalue s, size_t bytes)
+static struct weft__jvalue behind(struct weft__jvalue s, size_t bytes)
 {
     return weft__j_text(s.text + bytes, s.len - bytes);
 }
 
-struct jvalue weft__j_replace(struct jrun *run, struct jvalue s, struct jvalue from,
-                              struct jvalue to, int64_t count)
+struct weft__jvalue weft__j_replace(struct weft__jrun *run, struct weft__jvalue s,
+                                    struct weft__jvalue from, struct weft__jvalue to, int64_t count)
 {
-    struct jsink sink = {0};
+    struct weft__jsink sink = {0};
     bool fresh = false;
     for (; count != 0 && weft__j_tick(run, 0); count--) {
         int64_t at = search(run, s, from, false);
@@ -295,46 +298,46 @@ struct jvalue weft__j_replace(struct jrun *run, struct jvalue s, struct jvalue f
 
 enum { FIRST, LAST };
 
-static bool text_argument(struct jrun *run, const struct jcall *call, int i)
+static bool text_argument(struct weft__jrun *run, const struct weft__jcall *call, int i)
 {
-    if (call->arg[i].kind == J_STRING) return true;
+    if (call->arg[i].kind == WEFT__J_STRING) return true;
     weft__j_fail(run, WEFT_INVALID, "%s() needs a string, not '%s'", call->function->name,
                  weft__j_type(call->arg[i]));
     return false;
 }
 
 /* Of a safe text these escape their arguments. */
-static bool plain_self(struct jrun *run, const struct jcall *call)
+static bool plain_self(struct weft__jrun *run, const struct weft__jcall *call)
 {
     if (call->self.markup)
         weft__j_fail(run, WEFT_UNSUPPORTED, "%s() of a safe text", call->function->name);
     return run->status == WEFT_OK;
 }
 
-static struct jvalue str_case(struct jrun *run, struct jcall *call)
+static struct weft__jvalue str_case(struct weft__jrun *run, struct weft__jcall *call)
 {
     return weft__j_recase(run, call->self, call->function->mode);
 }
 
-static struct jvalue str_strip(struct jrun *run, struct jcall *call)
+static struct weft__jvalue str_strip(struct weft__jrun *run, struct weft__jcall *call)
 {
     return weft__j_strip(run, call->self, call->arg[0], call->function->mode);
 }
 
 /* Whether s begins or ends (mode LAST) with a text. */
-static bool has_affix(struct jvalue s, struct jvalue with, int mode)
+static bool has_affix(struct weft__jvalue s, struct weft__jvalue with, int mode)
 {
     return s.len >= with.len &&
            memcmp(mode == LAST ? s.text + s.len - with.len : s.text, with.text, with.len) == 0;
 }
 
-static struct jvalue str_affix(struct jrun *run, struct jcall *call)
+static struct weft__jvalue str_affix(struct weft__jrun *run, struct weft__jcall *call)
 {
-    struct jvalue what = call->arg[0];
-    struct jlist list = {.items = &what, .count = 1};
-    if (what.kind == J_TUPLE) list = *what.list;
+    struct weft__jvalue what = call->arg[0];
+    struct weft__jlist list = {.items = &what, .count = 1};
+    if (what.kind == WEFT__J_TUPLE) list = *what.list;
     for (uint32_t i = 0; i < list.count && weft__j_tick(run, list.items[i].len); i++) {
-        if (list.items[i].kind != J_STRING)
+        if (list.items[i].kind != WEFT__J_STRING)
             return weft__j_fail(run, WEFT_INVALID,
                                 "%s first arg must be str or a tuple of str, not %s",
                                 call->function->name, weft__j_type(list.items[i]));
@@ -344,7 +347,8 @@ static struct jvalue str_affix(struct jrun *run, struct jcall *call)
 }
 
 /* The words of s; the rest of it once there are max words. */
-static void split_space(struct jrun *run, struct jvalue s, int64_t max, struct jlist *out)
+static void split_space(struct weft__jrun *run, struct weft__jvalue s, int64_t max,
+                        struct weft__jlist *out)
 {
     size_t pos = weft__j_skip_space(s.text, s.len, 0);
     for (int64_t i = 0; pos < s.len && weft__j_tick(run, 0); i++) {
@@ -355,14 +359,16 @@ static void split_space(struct jrun *run, struct jvalue s, int64_t max, struct j
     }
 }
 
-static struct jvalue str_split(struct jrun *run, struct jcall *call)
+static struct weft__jvalue str_split(struct weft__jrun *run, struct weft__jcall *call)
 {
-    struct jvalue s = call->self, by = call->arg[0], out = weft__j_new_list(run, J_LIST);
+    struct weft__jvalue s = call->self, by = call->arg[0],
+                        out = weft__j_new_list(run, WEFT__J_LIST);
     bool last = call->function->mode == LAST;
     int64_t max;
-    if (!weft__j_int_argument(run, call->arg[1], -1, &max) || out.kind == J_ABSENT) return out;
+    if (!weft__j_int_argument(run, call->arg[1], -1, &max) || out.kind == WEFT__J_ABSENT)
+        return out;
     (void)weft__j_tick(run, (size_t)s.len * 4);
-    if (by.kind == J_ABSENT || by.kind == J_NONE) {
+    if (by.kind == WEFT__J_ABSENT || by.kind == WEFT__J_NONE) {
         if (last) return weft__j_fail(run, WEFT_UNSUPPORTED, "rsplit() at white space");
         split_space(run, s, max, out.list);
         return out;
@@ -372,27 +378,27 @@ static struct jvalue str_split(struct jrun *run, struct jcall *call)
     for (; max != 0 && run->status == WEFT_OK; max--) {
         int64_t at = search(run, s, by, last);
         if (at < 0) break;
-        struct jvalue before = weft__j_text(s.text, (size_t)at);
-        struct jvalue after = behind(s, (size_t)at + by.len);
+        struct weft__jvalue before = weft__j_text(s.text, (size_t)at);
+        struct weft__jvalue after = behind(s, (size_t)at + by.len);
         (void)weft__j_push(run, out.list, last ? after : before);
         s = last ? before : after;
     }
     (void)weft__j_push(run, out.list, s);
     for (uint32_t i = 0, j = out.list->count; last && i + 1 < j; i++) {
-        struct jvalue swap = out.list->items[i];
+        struct weft__jvalue swap = out.list->items[i];
         out.list->items[i] = out.list->items[--j];
         out.list->items[j] = swap;
     }
     return out;
 }
 
-static struct jvalue str_join(struct jrun *run, struct jcall *call)
+static struct weft__jvalue str_join(struct weft__jrun *run, struct weft__jcall *call)
 {
-    struct jsink sink = {0};
-    struct jlist items;
+    struct weft__jsink sink = {0};
+    struct weft__jlist items;
     if (!plain_self(run, call) || !weft__j_iterate(run, call->arg[0], &items)) return call->self;
     for (uint32_t i = 0; i < items.count && weft__j_tick(run, items.items[i].len); i++) {
-        if (items.items[i].kind != J_STRING)
+        if (items.items[i].kind != WEFT__J_STRING)
             return weft__j_fail(run, WEFT_INVALID,
                                 "sequence item %u: expected str instance, %s found", i,
                                 weft__j_type(items.items[i]));
@@ -402,7 +408,7 @@ static struct jvalue str_join(struct jrun *run, struct jcall *call)
     return weft__j_written(&sink);
 }
 
-static struct jvalue str_replace(struct jrun *run, struct jcall *call)
+static struct weft__jvalue str_replace(struct weft__jrun *run, struct weft__jcall *call)
 {
     int64_t count;
     if (!plain_self(run, call) || !text_argument(run, call, 0) || !text_argument(run, call, 1) ||
@@ -411,7 +417,7 @@ static struct jvalue str_replace(struct jrun *run, struct jcall *call)
     return weft__j_replace(run, call->self, call->arg[0], call->arg[1], count);
 }
 
-static struct jvalue str_find(struct jrun *run, struct jcall *call)
+static struct weft__jvalue str_find(struct weft__jrun *run, struct weft__jcall *call)
 {
     if (!text_argument(run, call, 0)) return call->self;
     int64_t at = search(run, call->self, call->arg[0], call->function->mode == LAST);
@@ -419,9 +425,9 @@ static struct jvalue str_find(struct jrun *run, struct jcall *call)
 }
 
 /* "{} and {}".format(a, b): other fields are refused. */
-static struct jvalue str_format(struct jrun *run, struct jcall *call)
+static struct weft__jvalue str_format(struct weft__jrun *run, struct weft__jcall *call)
 {
-    struct jsink sink = {0};
+    struct weft__jsink sink = {0};
     uint32_t taken = 0;
     if (!plain_self(run, call)) return call->self;
     for (const char *p = call->self.text, *end = p + call->self.len; p < end; p += 2) {
@@ -439,26 +445,26 @@ static struct jvalue str_format(struct jrun *run, struct jcall *call)
     return weft__j_written(&sink);
 }
 
-static const struct jfunction methods[] = {
-    {"capitalize", str_case, J_CAPITALIZE, 0, 0, {0}},
+static const struct weft__jfunction methods[] = {
+    {"capitalize", str_case, WEFT__J_CAPITALIZE, 0, 0, {0}},
     {"endswith", str_affix, LAST, 1, 1, {"suffix"}},
     {"find", str_find, FIRST, 1, 1, {"sub"}},
-    {"format", str_format, 0, 0, J_VARARGS, {0}},
+    {"format", str_format, 0, 0, WEFT__J_VARARGS, {0}},
     {"join", str_join, 0, 1, 1, {"iterable"}},
-    {"lower", str_case, J_LOWER, 0, 0, {0}},
-    {"lstrip", str_strip, J_STRIP_LEFT, 0, 1, {"chars"}},
+    {"lower", str_case, WEFT__J_LOWER, 0, 0, {0}},
+    {"lstrip", str_strip, WEFT__J_STRIP_LEFT, 0, 1, {"chars"}},
     {"replace", str_replace, 0, 2, 3, {"old", "new", "count"}},
     {"rfind", str_find, LAST, 1, 1, {"sub"}},
     {"rsplit", str_split, LAST, 0, 2, {"sep", "maxsplit"}},
-    {"rstrip", str_strip, J_STRIP_RIGHT, 0, 1, {"chars"}},
+    {"rstrip", str_strip, WEFT__J_STRIP_RIGHT, 0, 1, {"chars"}},
     {"split", str_split, FIRST, 0, 2, {"sep", "maxsplit"}},
     {"startswith", str_affix, FIRST, 1, 1, {"prefix"}},
-    {"strip", str_strip, J_STRIP_LEFT | J_STRIP_RIGHT, 0, 1, {"chars"}},
-    {"title", str_case, J_TITLE, 0, 0, {0}},
-    {"upper", str_case, J_UPPER, 0, 0, {0}},
+    {"strip", str_strip, WEFT__J_STRIP_LEFT | WEFT__J_STRIP_RIGHT, 0, 1, {"chars"}},
+    {"title", str_case, WEFT__J_TITLE, 0, 0, {0}},
+    {"upper", str_case, WEFT__J_UPPER, 0, 0, {0}},
 };
 
-const struct jfunction *weft__j_string_method(struct jvalue name)
+const struct weft__jfunction *weft__j_string_method(struct weft__jvalue name)
 {
     return weft__j_lookup_function(methods, WEFT__COUNT(methods), name);
 }

@@ -4,7 +4,7 @@
 
 #include "jinja.h"
 
-const char *weft__j_type(struct jvalue v)
+const char *weft__j_type(struct weft__jvalue v)
 {
     static const char *const names[] = {
 #define X(name, text) text,
@@ -14,24 +14,24 @@ const char *weft__j_type(struct jvalue v)
     return names[v.kind];
 }
 
-struct jvalue weft__j_literal(const char *text) { return weft__j_text(text, strlen(text)); }
+struct weft__jvalue weft__j_literal(const char *text) { return weft__j_text(text, strlen(text)); }
 
-bool weft__j_is_text(struct jvalue v, const char *text)
+bool weft__j_is_text(struct weft__jvalue v, const char *text)
 {
-    return v.kind == J_STRING && v.len == strlen(text) && memcmp(v.text, text, v.len) == 0;
+    return v.kind == WEFT__J_STRING && v.len == strlen(text) && memcmp(v.text, text, v.len) == 0;
 }
 
-bool weft__j_integer(struct jvalue v, int64_t *out)
+bool weft__j_integer(struct weft__jvalue v, int64_t *out)
 {
-    if (v.kind != J_INT && v.kind != J_BOOL) return false;
-    *out = v.kind == J_INT ? v.integer : v.truth;
+    if (v.kind != WEFT__J_INT && v.kind != WEFT__J_BOOL) return false;
+    *out = v.kind == WEFT__J_INT ? v.integer : v.truth;
     return true;
 }
 
-bool weft__j_number(struct jvalue v, double *out)
+bool weft__j_number(struct weft__jvalue v, double *out)
 {
     int64_t integer;
-    if (v.kind == J_FLOAT)
+    if (v.kind == WEFT__J_FLOAT)
         *out = v.real;
     else if (weft__j_integer(v, &integer))
         *out = (double)integer;
@@ -40,45 +40,45 @@ bool weft__j_number(struct jvalue v, double *out)
     return true;
 }
 
-bool weft__j_is_list(struct jvalue v)
+bool weft__j_is_list(struct weft__jvalue v)
 {
-    return v.kind == J_LIST || v.kind == J_TUPLE || v.kind == J_RANGE;
+    return v.kind == WEFT__J_LIST || v.kind == WEFT__J_TUPLE || v.kind == WEFT__J_RANGE;
 }
 
-int64_t weft__j_length(struct jvalue v)
+int64_t weft__j_length(struct weft__jvalue v)
 {
     switch (v.kind) {
-    case J_STRING:
+    case WEFT__J_STRING:
         return weft__j_chars(v);
-    case J_LIST:
-    case J_TUPLE:
-    case J_RANGE:
+    case WEFT__J_LIST:
+    case WEFT__J_TUPLE:
+    case WEFT__J_RANGE:
         return v.list->count;
-    case J_DICT:
-    case J_KEYS:
-    case J_VALUES:
-    case J_ITEMS:
+    case WEFT__J_DICT:
+    case WEFT__J_KEYS:
+    case WEFT__J_VALUES:
+    case WEFT__J_ITEMS:
         return v.dict->count;
-    case J_UNDEFINED:
+    case WEFT__J_UNDEFINED:
         return 0;
     default:
         return -1;
     }
 }
 
-bool weft__j_truth(struct jrun *run, struct jvalue v)
+bool weft__j_truth(struct weft__jrun *run, struct weft__jvalue v)
 {
     if (run->status != WEFT_OK) return false;
     switch (v.kind) {
-    case J_NONE:
+    case WEFT__J_NONE:
         return false;
-    case J_BOOL:
+    case WEFT__J_BOOL:
         return v.truth;
-    case J_INT:
+    case WEFT__J_INT:
         return v.integer != 0;
-    case J_FLOAT:
+    case WEFT__J_FLOAT:
         return v.real != 0;
-    case J_STRING:
+    case WEFT__J_STRING:
         return v.len != 0;
     default:
         return weft__j_length(v) != 0;
@@ -87,51 +87,53 @@ bool weft__j_truth(struct jrun *run, struct jvalue v)
 
 /* ---- undefined ---- */
 
-static struct jvalue new_undefined(struct jrun *run, struct jundefined fields)
+static struct weft__jvalue new_undefined(struct weft__jrun *run, struct weft__jundefined fields)
 {
-    struct jundefined *what = weft__j_alloc(run, sizeof *what);
-    if (what == NULL) return (struct jvalue){0};
+    struct weft__jundefined *what = weft__j_alloc(run, sizeof *what);
+    if (what == NULL) return weft__j_absent();
     *what = fields;
-    return (struct jvalue){.kind = J_UNDEFINED, .undefined = what};
+    return (struct weft__jvalue){.kind = WEFT__J_UNDEFINED, .undefined = what};
 }
 
-struct jvalue weft__j_undefined(struct jrun *run, struct jvalue object, struct jvalue key)
+struct weft__jvalue weft__j_undefined(struct weft__jrun *run, struct weft__jvalue object,
+                                      struct weft__jvalue key)
 {
-    const char *type = object.kind == J_ABSENT ? NULL : weft__j_type(object);
-    return new_undefined(run, (struct jundefined){.type = type, .key = key});
+    const char *type = object.kind == WEFT__J_ABSENT ? NULL : weft__j_type(object);
+    return new_undefined(run, (struct weft__jundefined){.type = type, .key = key});
 }
 
-struct jvalue weft__j_missing(struct jrun *run, const char *hint)
+struct weft__jvalue weft__j_missing(struct weft__jrun *run, const char *hint)
 {
-    return new_undefined(run, (struct jundefined){.hint = hint});
+    return new_undefined(run, (struct weft__jundefined){.hint = hint});
 }
 
-struct jvalue weft__j_fail_undefined(struct jrun *run, struct jvalue undefined, weft_status status)
+struct weft__jvalue weft__j_fail_undefined(struct weft__jrun *run, struct weft__jvalue undefined,
+                                           weft_status status)
 {
-    const struct jundefined *what = undefined.undefined;
+    const struct weft__jundefined *what = undefined.undefined;
     if (what->hint != NULL) return weft__j_fail(run, status, "%s", what->hint);
-    struct jsink sink = {0};
+    struct weft__jsink sink = {0};
     weft__j_write_repr(run, &sink, what->key);
-    struct jvalue key = weft__j_written(&sink);
+    struct weft__jvalue key = weft__j_written(&sink);
     int len = (int)weft__min(key.len, 80);
     if (what->type == NULL) return weft__j_fail(run, status, "%.*s is undefined", len, key.text);
     const char *type = strcmp(what->type, "NoneType") == 0 ? "None" : what->type;
     return weft__j_fail(run, status, "'%s%s' has no %s %.*s", type,
                         type == what->type ? " object" : "",
-                        what->key.kind == J_STRING ? "attribute" : "element", len, key.text);
+                        what->key.kind == WEFT__J_STRING ? "attribute" : "element", len, key.text);
 }
 
 /* ---- equality and order ---- */
 
 /* false: not two numbers. A long double holds every 64-bit integer. */
-static bool order_numbers(struct jvalue a, struct jvalue b, int *order)
+static bool order_numbers(struct weft__jvalue a, struct weft__jvalue b, int *order)
 {
     long double numbers[2];
-    const struct jvalue values[2] = {a, b};
+    const struct weft__jvalue values[2] = {a, b};
     for (int i = 0; i < 2; i++) {
         int64_t integer;
         bool whole = weft__j_integer(values[i], &integer);
-        if (!whole && values[i].kind != J_FLOAT) return false;
+        if (!whole && values[i].kind != WEFT__J_FLOAT) return false;
         numbers[i] = whole ? (long double)integer : (long double)values[i].real;
     }
     *order = numbers[0] < numbers[1]    ? -1
@@ -142,7 +144,7 @@ static bool order_numbers(struct jvalue a, struct jvalue b, int *order)
 }
 _Static_assert(LDBL_MANT_DIG >= 64, "a long double must hold every 64-bit integer");
 
-static int order_text(struct jvalue a, struct jvalue b)
+static int order_text(struct weft__jvalue a, struct weft__jvalue b)
 {
     uint32_t len = a.len < b.len ? a.len : b.len;
     int order = len > 0 ? memcmp(a.text, b.text, len) : 0; /* UTF-8 sorts as its characters do */
@@ -150,38 +152,40 @@ static int order_text(struct jvalue a, struct jvalue b)
     return order < 0 ? -1 : order > 0;
 }
 
-bool weft__j_equal(struct jrun *run, struct jvalue a, struct jvalue b)
+bool weft__j_equal(struct weft__jrun *run, struct weft__jvalue a, struct weft__jvalue b)
 {
     int order;
     if (order_numbers(a, b, &order)) return order == 0;
     if (a.kind != b.kind) return false;
-    if (a.kind == J_STRING)
+    if (a.kind == WEFT__J_STRING)
         return a.len == b.len && weft__j_tick(run, a.len) && order_text(a, b) == 0;
-    if (a.kind == J_NONE || a.kind == J_UNDEFINED || a.list == b.list) return true;
+    if (a.kind == WEFT__J_NONE || a.kind == WEFT__J_UNDEFINED || a.list == b.list) return true;
     bool list = weft__j_is_list(a), equal = weft__j_length(a) == weft__j_length(b);
-    if ((!list && a.kind != J_DICT) || !weft__j_tick(run, 0) || !weft__j_enter(run)) return false;
+    if ((!list && a.kind != WEFT__J_DICT) || !weft__j_tick(run, 0) || !weft__j_enter(run))
+        return false;
     for (uint32_t i = 0; list && equal && i < a.list->count; i++)
         equal = weft__j_equal(run, a.list->items[i], b.list->items[i]);
     for (uint32_t i = 0; !list && equal && i < a.dict->count; i++) {
-        struct jvalue *other = weft__j_find(run, b.dict, a.dict->pairs[i].key);
+        struct weft__jvalue *other = weft__j_find(run, b.dict, a.dict->pairs[i].key);
         equal = other != NULL && weft__j_equal(run, a.dict->pairs[i].value, *other);
     }
     run->depth--;
     return equal && run->status == WEFT_OK;
 }
 
-int weft__j_compare(struct jrun *run, struct jvalue a, struct jvalue b, const char *op)
+int weft__j_compare(struct weft__jrun *run, struct weft__jvalue a, struct weft__jvalue b,
+                    const char *op)
 {
     int order;
     if (run->status != WEFT_OK) return 2;
     if (order_numbers(a, b, &order)) return order;
-    if (a.kind == J_UNDEFINED || b.kind == J_UNDEFINED) {
-        weft__j_fail_undefined(run, a.kind == J_UNDEFINED ? a : b, WEFT_INVALID);
+    if (a.kind == WEFT__J_UNDEFINED || b.kind == WEFT__J_UNDEFINED) {
+        weft__j_fail_undefined(run, a.kind == WEFT__J_UNDEFINED ? a : b, WEFT_INVALID);
         return 2;
     }
-    if (a.kind == J_STRING && b.kind == J_STRING)
+    if (a.kind == WEFT__J_STRING && b.kind == WEFT__J_STRING)
         return weft__j_tick(run, a.len < b.len ? a.len : b.len) ? order_text(a, b) : 2;
-    if (a.kind != b.kind || (a.kind != J_LIST && a.kind != J_TUPLE)) {
+    if (a.kind != b.kind || (a.kind != WEFT__J_LIST && a.kind != WEFT__J_TUPLE)) {
         weft__j_fail(run, WEFT_INVALID, "'%s' not supported between instances of '%s' and '%s'", op,
                      weft__j_type(a), weft__j_type(b));
         return 2;
@@ -198,15 +202,17 @@ int weft__j_compare(struct jrun *run, struct jvalue a, struct jvalue b, const ch
 
 /* ---- lists ---- */
 
-struct jvalue weft__j_new_list(struct jrun *run, enum weft__jkind kind)
+struct weft__jvalue weft__j_new_list(struct weft__jrun *run, enum weft__jkind kind)
 {
-    struct jlist *list = weft__j_alloc(run, sizeof *list);
-    return (struct jvalue){.kind = list != NULL ? (uint8_t)kind : J_ABSENT, .list = list};
+    struct weft__jlist *list = weft__j_alloc(run, sizeof *list);
+    return (struct weft__jvalue){.kind = list != NULL ? (uint8_t)kind : WEFT__J_ABSENT,
+                                 .list = list};
 }
 
-bool weft__j_push(struct jrun *run, struct jlist *list, struct jvalue v)
+bool weft__j_push(struct weft__jrun *run, struct weft__jlist *list, struct weft__jvalue v)
 {
-    struct jvalue *items = weft__j_room(run, list->items, list->count, &list->cap, sizeof *items);
+    struct weft__jvalue *items =
+        weft__j_room(run, list->items, list->count, &list->cap, sizeof *items);
     if (items == NULL) return false;
     list->items = items;
     list->items[list->count++] = v;
@@ -214,18 +220,19 @@ bool weft__j_push(struct jrun *run, struct jlist *list, struct jvalue v)
 }
 
 /* A tuple of two. */
-static struct jvalue pair_of(struct jrun *run, struct jvalue a, struct jvalue b)
+static struct weft__jvalue pair_of(struct weft__jrun *run, struct weft__jvalue a,
+                                   struct weft__jvalue b)
 {
-    struct jvalue out = weft__j_new_list(run, J_TUPLE);
-    struct jvalue *items = weft__j_alloc(run, 2 * sizeof *items);
-    if (items == NULL) return (struct jvalue){0};
+    struct weft__jvalue out = weft__j_new_list(run, WEFT__J_TUPLE);
+    struct weft__jvalue *items = weft__j_alloc(run, 2 * sizeof *items);
+    if (items == NULL) return weft__j_absent();
     items[0] = a;
     items[1] = b;
-    *out.list = (struct jlist){.items = items, .count = 2, .cap = 2};
+    *out.list = (struct weft__jlist){.items = items, .count = 2, .cap = 2};
     return out;
 }
 
-static bool iterate_text(struct jrun *run, struct jvalue s, struct jlist *out)
+static bool iterate_text(struct weft__jrun *run, struct weft__jvalue s, struct weft__jlist *out)
 {
     for (const char *p = s.text, *end = p + s.len; p < end;) {
         const char *start = p;
@@ -235,42 +242,42 @@ static bool iterate_text(struct jrun *run, struct jvalue s, struct jlist *out)
     return weft__j_tick(run, s.len);
 }
 
-static bool iterate_dict(struct jrun *run, uint8_t kind, const struct jdict *dict,
-                         struct jlist *out)
+static bool iterate_dict(struct weft__jrun *run, uint8_t kind, const struct weft__jdict *dict,
+                         struct weft__jlist *out)
 {
     for (uint32_t i = 0; i < dict->count; i++) {
-        struct jpair pair = dict->pairs[i];
-        struct jvalue item = kind == J_VALUES  ? pair.value
-                             : kind == J_ITEMS ? pair_of(run, pair.key, pair.value)
-                                               : pair.key;
+        struct weft__jpair pair = dict->pairs[i];
+        struct weft__jvalue item = kind == WEFT__J_VALUES  ? pair.value
+                                   : kind == WEFT__J_ITEMS ? pair_of(run, pair.key, pair.value)
+                                                           : pair.key;
         if (!weft__j_push(run, out, item)) return false;
     }
     return true;
 }
 
-bool weft__j_iterate(struct jrun *run, struct jvalue v, struct jlist *out)
+bool weft__j_iterate(struct weft__jrun *run, struct weft__jvalue v, struct weft__jlist *out)
 {
-    *out = (struct jlist){0};
+    *out = (struct weft__jlist){0};
     if (run->status != WEFT_OK) return false;
     switch (v.kind) {
-    case J_UNDEFINED:
+    case WEFT__J_UNDEFINED:
         return true;
-    case J_LIST:
-    case J_TUPLE:
-    case J_RANGE:
+    case WEFT__J_LIST:
+    case WEFT__J_TUPLE:
+    case WEFT__J_RANGE:
         *out = *v.list;
         return true;
-    case J_STRING:
+    case WEFT__J_STRING:
         return iterate_text(run, v, out);
-    case J_DICT:
-    case J_KEYS:
-    case J_VALUES:
-    case J_ITEMS:
+    case WEFT__J_DICT:
+    case WEFT__J_KEYS:
+    case WEFT__J_VALUES:
+    case WEFT__J_ITEMS:
         return iterate_dict(run, v.kind, v.dict, out);
-    case J_ITERATOR:
+    case WEFT__J_ITERATOR:
         if (v.iterator->next < v.iterator->items.count)
-            *out = (struct jlist){.items = v.iterator->items.items + v.iterator->next,
-                                  .count = v.iterator->items.count - v.iterator->next};
+            *out = (struct weft__jlist){.items = v.iterator->items.items + v.iterator->next,
+                                        .count = v.iterator->items.count - v.iterator->next};
         v.iterator->next = v.iterator->items.count;
         return true;
     default:
@@ -279,29 +286,29 @@ bool weft__j_iterate(struct jrun *run, struct jvalue v, struct jlist *out)
     }
 }
 
-struct jvalue weft__j_iterator(struct jrun *run, struct jlist items)
+struct weft__jvalue weft__j_iterator(struct weft__jrun *run, struct weft__jlist items)
 {
-    struct jiterator *iterator = weft__j_alloc(run, sizeof *iterator);
-    if (iterator == NULL) return (struct jvalue){0};
+    struct weft__jiterator *iterator = weft__j_alloc(run, sizeof *iterator);
+    if (iterator == NULL) return weft__j_absent();
     iterator->items = items;
-    return (struct jvalue){.kind = J_ITERATOR, .iterator = iterator};
+    return (struct weft__jvalue){.kind = WEFT__J_ITERATOR, .iterator = iterator};
 }
 
-static bool goes_before(struct jrun *run, struct jvalue a, struct jvalue b)
+static bool goes_before(struct weft__jrun *run, struct weft__jvalue a, struct weft__jvalue b)
 {
     /* What is equal need not have an order, as in Python's comparison of lists of keys. */
     return !weft__j_equal(run, a, b) && weft__j_compare(run, a, b, "<") == -1;
 }
 
 /* By insertion, for the few items that templates sort. */
-bool weft__j_sort(struct jrun *run, struct jpair *pairs, uint32_t count, bool reverse)
+bool weft__j_sort(struct weft__jrun *run, struct weft__jpair *pairs, uint32_t count, bool reverse)
 {
     for (uint32_t i = 1; i < count; i++) {
-        struct jpair pair = pairs[i];
+        struct weft__jpair pair = pairs[i];
         uint32_t low = 0, high = i; /* where it goes */
         while (low < high && weft__j_tick(run, 0)) {
             uint32_t middle = low + (high - low) / 2;
-            struct jvalue key = pairs[middle].key;
+            struct weft__jvalue key = pairs[middle].key;
             bool before =
                 reverse ? goes_before(run, key, pair.key) : goes_before(run, pair.key, key);
             *(before ? &high : &low) = before ? middle : middle + 1;
@@ -315,21 +322,24 @@ bool weft__j_sort(struct jrun *run, struct jpair *pairs, uint32_t count, bool re
 
 /* ---- mappings: few pairs, looked through one by one ---- */
 
-struct jvalue weft__j_new_dict(struct jrun *run)
+struct weft__jvalue weft__j_new_dict(struct weft__jrun *run)
 {
-    struct jdict *dict = weft__j_alloc(run, sizeof *dict);
-    return (struct jvalue){.kind = dict != NULL ? J_DICT : J_ABSENT, .dict = dict};
+    struct weft__jdict *dict = weft__j_alloc(run, sizeof *dict);
+    return (struct weft__jvalue){.kind = dict != NULL ? WEFT__J_DICT : WEFT__J_ABSENT,
+                                 .dict = dict};
 }
 
-bool weft__j_hashable(struct jvalue v)
+bool weft__j_hashable(struct weft__jvalue v)
 {
-    bool hashable = v.kind != J_LIST && v.kind != J_DICT && v.kind != J_KEYS && v.kind != J_ITEMS;
-    for (uint32_t i = 0; v.kind == J_TUPLE && hashable && i < v.list->count; i++)
-        hashable = v.list->items[i].kind != J_TUPLE && weft__j_hashable(v.list->items[i]);
+    bool hashable = v.kind != WEFT__J_LIST && v.kind != WEFT__J_DICT && v.kind != WEFT__J_KEYS &&
+                    v.kind != WEFT__J_ITEMS;
+    for (uint32_t i = 0; v.kind == WEFT__J_TUPLE && hashable && i < v.list->count; i++)
+        hashable = v.list->items[i].kind != WEFT__J_TUPLE && weft__j_hashable(v.list->items[i]);
     return hashable;
 }
 
-struct jvalue *weft__j_find(struct jrun *run, const struct jdict *dict, struct jvalue key)
+struct weft__jvalue *weft__j_find(struct weft__jrun *run, const struct weft__jdict *dict,
+                                  struct weft__jvalue key)
 {
     uint32_t i = 0;
     while (i < dict->count && !weft__j_equal(run, dict->pairs[i].key, key)) i++;
@@ -338,22 +348,25 @@ struct jvalue *weft__j_find(struct jrun *run, const struct jdict *dict, struct j
 }
 
 /* Adds a pair whose key is not there yet. */
-static bool add_pair(struct jrun *run, struct jdict *dict, struct jvalue key, struct jvalue value)
+static bool add_pair(struct weft__jrun *run, struct weft__jdict *dict, struct weft__jvalue key,
+                     struct weft__jvalue value)
 {
-    struct jpair *pairs = weft__j_room(run, dict->pairs, dict->count, &dict->cap, sizeof *pairs);
+    struct weft__jpair *pairs =
+        weft__j_room(run, dict->pairs, dict->count, &dict->cap, sizeof *pairs);
     if (pairs == NULL) return false;
     dict->pairs = pairs;
-    dict->pairs[dict->count++] = (struct jpair){.key = key, .value = value};
+    dict->pairs[dict->count++] = (struct weft__jpair){.key = key, .value = value};
     return true;
 }
 
-bool weft__j_put(struct jrun *run, struct jdict *dict, struct jvalue key, struct jvalue value)
+bool weft__j_put(struct weft__jrun *run, struct weft__jdict *dict, struct weft__jvalue key,
+                 struct weft__jvalue value)
 {
     if (!weft__j_hashable(key)) {
         weft__j_fail(run, WEFT_INVALID, "unhashable type: '%s'", weft__j_type(key));
         return false;
     }
-    struct jvalue *found = weft__j_find(run, dict, key);
+    struct weft__jvalue *found = weft__j_find(run, dict, key);
     if (run->status != WEFT_OK) return false;
     if (found == NULL) return add_pair(run, dict, key, value);
     *found = value;
@@ -362,9 +375,9 @@ bool weft__j_put(struct jrun *run, struct jdict *dict, struct jvalue key, struct
 
 /* ---- JSON ---- */
 
-struct jvalue weft__j_from_json(struct jrun *run, json_t *json, int depth)
+struct weft__jvalue weft__j_from_json(struct weft__jrun *run, json_t *json, int depth)
 {
-    struct jvalue out;
+    struct weft__jvalue out;
     const char *key;
     size_t key_len;
     json_t *value;
@@ -385,7 +398,7 @@ struct jvalue weft__j_from_json(struct jrun *run, json_t *json, int depth)
     case JSON_OBJECT:
         out = weft__j_new_dict(run);
         json_object_keylen_foreach (json, key, key_len, value) {
-            struct jvalue item = weft__j_from_json(run, value, depth + 1);
+            struct weft__jvalue item = weft__j_from_json(run, value, depth + 1);
             if (run->status != WEFT_OK ||
                 !add_pair(run, out.dict, weft__j_text(key, key_len), item))
                 break;
@@ -395,7 +408,7 @@ struct jvalue weft__j_from_json(struct jrun *run, json_t *json, int depth)
         if (json_string_length(json) > WEFT__TEMPLATE_MAX_OUTPUT) break;
         return weft__j_text(json_string_value(json), json_string_length(json));
     case JSON_ARRAY:
-        out = weft__j_new_list(run, J_LIST);
+        out = weft__j_new_list(run, WEFT__J_LIST);
         for (size_t i = 0; i < json_array_size(json) && run->status == WEFT_OK; i++)
             (void)weft__j_push(run, out.list,
                                weft__j_from_json(run, json_array_get(json, i), depth + 1));
