@@ -29,7 +29,7 @@ struct weft__arch {
     const struct weft__family *family;
     int64_t vocab, hidden, layers, context; /* context: max_position_embeddings */
     float norm_eps;
-    bool tied; /* lm_head is the embedding */
+    bool tied; /* lm_head is the embedding, unless the weights have one */
     struct weft__rope rope;
     float attention_scale;
     int64_t heads, kv_heads;
@@ -132,6 +132,9 @@ weft_status weft__weights_load(struct weft__checkpoint *checkpoint, const struct
                                const struct weft__shard *shard, weft_comm *comm,
                                struct weft__weights *out, weft_error *err);
 void weft__weights_free(struct weft__weights *weights);
+/* Whether there is an lm_head. It is used even where config.json ties it to the embedding, as by
+ * the transformers library. */
+bool weft__weights_untied(const struct weft__checkpoint *checkpoint);
 
 /* Query heads that a rank takes together, so that o_proj's columns split on NVFP4 blocks. */
 int64_t weft__head_unit(const struct weft__checkpoint *checkpoint, const struct weft__arch *arch);

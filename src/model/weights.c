@@ -353,6 +353,13 @@ static weft_status load_layer(struct loader *load, struct weft__layer *layer)
     return load_mlp(load, "mlp", a->intermediate, &layer->mlp);
 }
 
+bool weft__weights_untied(const struct weft__checkpoint *checkpoint)
+{
+    struct weft__tensor head;
+    return weft__checkpoint_find(checkpoint, "lm_head.weight", &head) ||
+           weft__checkpoint_find(checkpoint, "lm_head.weight_packed", &head);
+}
+
 static weft_status load_ends(struct loader *load)
 {
     const struct weft__arch *a = load->arch;
@@ -362,7 +369,13 @@ static weft_status load_ends(struct loader *load)
                                 load->err));
     WEFT__TRY(slice(load, &embed, whole(a->vocab), whole(a->hidden), &weights->embed));
     WEFT__TRY(load_vector(load, "model.norm.weight", a->hidden, &weights->final_norm));
-    if (a->tied) {
+    bool untied = weft__weights_untied(load->checkpoint);
+    if (!untied && !a->tied)
+        return weft__fail(load->err, WEFT_FORMAT,
+                          "%s: there is no lm_head.weight, and config.json does not say "
+                          "\"tie_word_embeddings\": true; one of them is incomplete",
+                          weft__checkpoint_path(load->checkpoint));
+    if (!untied) {
         size_t counted = weights->mapped_bytes;
         WEFT__TRY(slice(load, &embed, load->shard->vocab, whole(a->hidden), &weights->lm_head));
         weights->mapped_bytes = counted; /* the same bytes */
@@ -436,7 +449,7 @@ static bool ends_with(const char *text, const char *end)
 
 /* Of multi-token prediction, whose layers follow the model's and begin with a norm of their own; of
  * an indexer in a layer that uses another layer's; scales of quantised KV caches; a table of
- * frequencies; a copy of the tied embedding. */
+ * frequencies. */
 static bool known_unread(const struct weft__checkpoint *checkpoint, const struct weft__arch *arch,
                          const char *name)
 {
@@ -445,7 +458,6 @@ static bool known_unread(const struct weft__checkpoint *checkpoint, const struct
     for (size_t i = 0; i < WEFT__COUNT(ends); i++)
         if (ends_with(name, ends[i])) return true;
     if (strncmp(name, "mtp.", 4) == 0) return true;
-    if (arch->tied && strcmp(name, "lm_head.weight") == 0) return true;
     if (sscanf(name, "model.layers.%9lld.", &layer) != 1 || layer < 0) return false;
     if (layer < arch->layers)
         return arch->index_top > 0 && !arch->index_full[layer] &&

@@ -76,13 +76,18 @@ static void print_attention(const struct weft__arch *a)
                  a->qk_norm ? ", norms on q and k" : "", a->window > 0 ? ", sliding window" : "");
 }
 
+static bool tied(const struct info *info)
+{
+    return info->arch.tied && !weft__weights_untied(info->checkpoint);
+}
+
 static weft_status print_text(const struct info *info, const char *dir, weft_error *err)
 {
     const struct weft__arch *a = &info->arch;
     (void)printf("model      %s\nfamily     %s\nshape      %lld layers, hidden %lld, vocabulary "
                  "%lld%s, context %lld\n",
                  dir, a->family->model_type, (long long)a->layers, (long long)a->hidden,
-                 (long long)a->vocab, a->tied ? " (tied)" : "", (long long)a->context);
+                 (long long)a->vocab, tied(info) ? " (tied)" : "", (long long)a->context);
     print_attention(a);
     if (a->experts > 0)
         (void)printf("experts    %lld of %lld a token in %lld layers, width %lld, shared %lld\n",
@@ -131,7 +136,7 @@ static weft_status print_json(const struct info *info, weft_error *err)
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:I, s:I, s:I, s:o, s:o}", "family",
         a->family->model_type, "layers", (json_int_t)a->layers, "hidden", (json_int_t)a->hidden,
         "heads", (json_int_t)a->heads, "kv_heads", (json_int_t)a->kv_heads, "vocab",
-        (json_int_t)a->vocab, "tied", (int)a->tied, "context", (json_int_t)a->context, "experts",
+        (json_int_t)a->vocab, "tied", (int)tied(info), "context", (json_int_t)a->context, "experts",
         (json_int_t)a->experts, "bytes", (json_int_t)info->bytes, "unread_tensors", unread,
         "bytes_by_type", types, "largest_rank", ranks);
     if (root == NULL) return weft__fail(err, WEFT_NO_MEMORY, "out of memory for the output");

@@ -104,6 +104,9 @@ expect 1 'header' "$weft" check "$scratch/m"
 model llama
 edit model.safetensors 's/model\.norm\.weight/model.nerm.weight/'
 expect 1 'model.norm.weight' "$weft" check "$scratch/m"
+model qwen3
+edit config.json 's/"tie_word_embeddings": true/"tie_word_embeddings": false/'
+expect 1 'no lm_head.weight.*tie_word_embeddings' "$weft" check "$scratch/m"
 model llama
 edit config.json 's/"intermediate_size": *[0-9]*/"intermediate_size": 97/'
 expect 1 'shape|gate_proj|97' "$weft" check "$scratch/m"

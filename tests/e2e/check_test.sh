@@ -48,6 +48,13 @@ if "$weft" check "$scratch/tampered" >"$scratch/out" 2>&1; then
     exit 1
 fi
 
+# A config.json that is wrong about an lm_head of its own: transformers uses the lm_head, too (5.24, to 7e-6).
+cp -r "$root/tests/golden/models/llama3-rope" "$scratch/untied"
+sed -i 's/"tie_word_embeddings": false/"tie_word_embeddings": true/' "$scratch/untied/config.json"
+grep -q '"tie_word_embeddings": true' "$scratch/untied/config.json"
+"$weft" check "$scratch/untied" --tp 2
+"$weft" info "$scratch/untied" --json | grep -q '"tied": false'
+
 # unread FIELD VALUE WORDS: a config.json with less than the weights have: one line says so.
 unread() {
     rm -rf "$scratch/m"
