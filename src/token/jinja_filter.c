@@ -256,7 +256,7 @@ static struct weft__jvalue at_path(struct weft__jrun *run, struct weft__jvalue i
         bool digits = true;
         for (; p < end && *p != '.'; p++) {
             digits = digits && *p >= '0' && *p <= '9';
-            number = weft__min(number * 10 + *p - '0', INT32_MAX);
+            if (digits) number = weft__min(number * 10 + *p - '0', INT32_MAX);
         }
         item = weft__j_getitem(run, item,
                                digits && p > start ? weft__j_int(number)
