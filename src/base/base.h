@@ -121,6 +121,8 @@ struct weft__json_text {
     size_t len;
 };
 
+bool weft__json_is(struct weft__json_text text, const char *word);
+
 void weft__json_init(struct weft__json *json, const char *text, size_t len);
 void weft__json_fail(struct weft__json *json, const char *what); /* `what` outlives the reader */
 enum weft__json_kind weft__json_kind(struct weft__json *json);   /* of the value ahead */
@@ -192,6 +194,12 @@ weft_status weft__fail_missing(int rank, uint32_t joined, int size, uint32_t tim
                                weft_error *err);
 
 /* ---- files ---- */
+
+enum { WEFT__MAX_PATH = 4096 };
+
+/* dir/name */
+weft_status weft__path_join(char out[WEFT__MAX_PATH], const char *dir, const char *name,
+                            weft_error *err);
 
 /* The whole of a regular file of at most max bytes, NUL-terminated; caller frees. Refuses FIFOs,
  * devices and directories without blocking. */

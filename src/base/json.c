@@ -3,6 +3,11 @@
 
 #include "base.h"
 
+bool weft__json_is(struct weft__json_text text, const char *word)
+{
+    return text.len == strlen(word) && memcmp(text.data, word, text.len) == 0;
+}
+
 void weft__json_init(struct weft__json *json, const char *text, size_t len)
 {
     *json = (struct weft__json){.begin = text, .at = text, .end = text + len};

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -60,6 +61,13 @@ uint32_t weft__wait_sleep(_Atomic uint32_t *word, uint32_t seen, uint64_t deadli
 void weft__wake_all(_Atomic uint32_t *word)
 {
     (void)syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+weft_status weft__path_join(char out[WEFT__MAX_PATH], const char *dir, const char *name,
+                            weft_error *err)
+{
+    if (snprintf(out, WEFT__MAX_PATH, "%s/%s", dir, name) < WEFT__MAX_PATH) return WEFT_OK;
+    return weft__fail(err, WEFT_TOO_LONG, "%.100s...: the path is too long", dir);
 }
 
 weft_status weft__read_file(const char *path, size_t max, char **out, size_t *len, weft_error *err)

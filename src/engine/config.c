@@ -1,9 +1,6 @@
 /* generation_config.json: what ends a text, and the checkpoint's own sampling defaults. */
-#include <stdio.h>
 
 #include "engine.h"
-
-enum { PATH_BYTES = 4096 };
 
 void weft__generation_config_add_eos(struct weft__generation_config *config, int64_t id,
                                      int64_t vocab)
@@ -48,9 +45,8 @@ static weft_status read_sampling(const struct weft__node *root, struct weft__gen
 static weft_status read_file(const char *dir, const char *name, int64_t vocab, bool sampling,
                              struct weft__generation_config *out, weft_error *err)
 {
-    char path[PATH_BYTES];
-    if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
-        return weft__fail(err, WEFT_TOO_LONG, "%.100s...: path too long", dir);
+    char path[WEFT__MAX_PATH];
+    WEFT__TRY(weft__path_join(path, dir, name, err));
     struct weft__node root = {0};
     weft_status status = weft__config_open(path, &root, err);
     if (status == WEFT_NOT_FOUND) return WEFT_OK;

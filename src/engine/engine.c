@@ -1,7 +1,6 @@
 /* The engine: one thread drives the scheduler over the ranks, and is rank 0 itself. A mutex guards
  * the scheduler; it is free while a step runs, which is nearly always. */
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -94,12 +93,11 @@ static void *engine_main(void *arg)
 
 static weft_status load_text_side(struct weft_engine *e, weft_error *err)
 {
-    char path[4096];
+    char path[WEFT__MAX_PATH];
     const char *dir = e->dir;
     WEFT__TRY(weft__generation_config_load(dir, e->arch.vocab, &e->generation, err));
     WEFT__TRY(weft__chat_open(dir, &e->chat, err));
-    if (snprintf(path, sizeof path, "%s/tokenizer.json", dir) >= (int)sizeof path)
-        return weft__fail(err, WEFT_TOO_LONG, "%.100s...: path too long", dir);
+    WEFT__TRY(weft__path_join(path, dir, "tokenizer.json", err));
     weft_status status = weft__tokenizer_load(path, &e->tokenizer, err);
     if (status == WEFT_NOT_FOUND) return WEFT_OK; /* ids in, ids out still works */
     if (status != WEFT_OK) return status;

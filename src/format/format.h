@@ -199,8 +199,6 @@ weft_status weft__node_string_at(const struct weft__node *list, int64_t i, const
 
 /* ---- a new directory of plain files: whole under its name, or not there ---- */
 
-enum { WEFT__MAX_PATH = 4096 };
-
 struct weft__new_dir {
     char target[WEFT__MAX_PATH];
     char partial[WEFT__MAX_PATH]; /* target.partial-PID, where the files are written */

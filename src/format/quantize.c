@@ -11,7 +11,7 @@
 #include "base/numerics.h"
 #include "internal.h"
 
-enum { TILE_ROWS = 128, TILE_COLS = 8192, MAX_PATH = 4096 };
+enum { TILE_ROWS = 128, TILE_COLS = 8192 };
 
 struct tile {
     int64_t row, rows, col, cols;
@@ -25,7 +25,7 @@ struct job {
     float *w, *scale;             /* [TILE_ROWS * TILE_COLS], [TILE_COLS] */
     uint8_t *codes, *block_scale; /* [TILE_ROWS * TILE_COLS], and a sixteenth */
     struct weft__new_dir dir;
-    char path[MAX_PATH]; /* of the file under way */
+    char path[WEFT__MAX_PATH]; /* of the file under way */
     int fd;
     uint64_t data;           /* where in it the data begins */
     int64_t work, work_done; /* bytes of the source to read, over both passes */
@@ -251,10 +251,7 @@ static weft_status write_file(struct job *job, uint32_t f)
     struct weft__buf header;
     uint64_t data_bytes;
     uint8_t prefix[8];
-    if (snprintf(job->path, sizeof job->path, "%s/%s", job->dir.partial, job->plan.file.name[f]) >=
-        MAX_PATH)
-        return weft__fail(job->err, WEFT_TOO_LONG, "%.200s: the path is too long",
-                          job->dir.partial);
+    WEFT__TRY(weft__path_join(job->path, job->dir.partial, job->plan.file.name[f], job->err));
     job->fd = open(job->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (job->fd < 0) return weft__fail(job->err, WEFT_IO, "%s: %s", job->path, strerror(errno));
     job->data = 0;
@@ -332,9 +329,8 @@ static weft_status run(struct job *job, const char *source, const char *target)
 {
     struct weft__checkpoint *checkpoint = NULL;
     struct weft__node config = {0};
-    char path[MAX_PATH];
-    if (snprintf(path, sizeof path, "%s/config.json", source) >= MAX_PATH)
-        return weft__fail(job->err, WEFT_TOO_LONG, "%.200s: the path is too long", source);
+    char path[WEFT__MAX_PATH];
+    WEFT__TRY(weft__path_join(path, source, "config.json", job->err));
     weft_status status = weft__config_open(path, &config, job->err);
     if (status == WEFT_OK) status = weft__checkpoint_open(source, &checkpoint, job->err);
     if (status == WEFT_OK)

@@ -10,7 +10,7 @@
 
 #include "internal.h"
 
-enum { MAX_PATH = 4096, MAX_TEXT = 1 << 30 };
+enum { MAX_TEXT = 1 << 30 };
 
 void weft__buf_json(struct weft__buf *buf, const char *text)
 {
@@ -40,13 +40,6 @@ weft_status weft__pwrite_all(int fd, const char *path, uint64_t offset, const vo
     return WEFT_OK;
 }
 
-static weft_status path_join(const char *dir, const char *name, char path[MAX_PATH],
-                             weft_error *err)
-{
-    if (snprintf(path, MAX_PATH, "%s/%s", dir, name) < MAX_PATH) return WEFT_OK;
-    return weft__fail(err, WEFT_TOO_LONG, "%.200s: the path is too long", dir);
-}
-
 static weft_status create(const char *path, int *fd, weft_error *err)
 {
     *fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -65,9 +58,9 @@ static weft_status finish(int fd, const char *path, weft_status status, weft_err
 static weft_status write_text(const char *dir, const char *name, const char *text, size_t len,
                               weft_error *err)
 {
-    char path[MAX_PATH];
+    char path[WEFT__MAX_PATH];
     int fd;
-    weft_status status = path_join(dir, name, path, err);
+    weft_status status = weft__path_join(path, dir, name, err);
     if (status == WEFT_OK) status = create(path, &fd, err);
     if (status != WEFT_OK) return status;
     return finish(fd, path, weft__pwrite_all(fd, path, 0, text, len, err), err);
@@ -228,11 +221,11 @@ static weft_status copy_bytes(int from, const char *from_path, uint64_t size, in
 
 static weft_status copy_file(const char *source, const char *dir, const char *name, weft_error *err)
 {
-    char from_path[MAX_PATH], to_path[MAX_PATH];
+    char from_path[WEFT__MAX_PATH], to_path[WEFT__MAX_PATH];
     int from, to;
     uint64_t size;
-    weft_status status = path_join(source, name, from_path, err);
-    if (status == WEFT_OK) status = path_join(dir, name, to_path, err);
+    weft_status status = weft__path_join(from_path, source, name, err);
+    if (status == WEFT_OK) status = weft__path_join(to_path, dir, name, err);
     if (status != WEFT_OK) return status;
     /* Directories, FIFOs and dangling links are not part of a model. */
     if (weft__open_regular(from_path, &from, &size, NULL) != WEFT_OK) return WEFT_OK;

@@ -260,6 +260,11 @@ static int32_t intern(struct weft__guide *g, struct state new)
     return (int32_t)g->states++;
 }
 
+static bool has(const struct weft__byte_set *set, unsigned char byte)
+{
+    return (set->bit[byte / 64] >> (byte % 64) & 1) != 0;
+}
+
 /* Adds where a state's configurations are after a byte to the work. */
 static void take_byte(struct weft__guide *g, const struct state *s, unsigned char byte)
 {
@@ -267,7 +272,7 @@ static void take_byte(struct weft__guide *g, const struct state *s, unsigned cha
     for (size_t i = 0; i < s->count; i++) {
         uint64_t config = g->config[s->begin + i];
         int32_t position = (int32_t)(config >> 32);
-        if (weft__byte_in(&g->grammar.set[g->grammar.symbol[position] - 1], byte))
+        if (has(&g->grammar.set[g->grammar.symbol[position] - 1], byte))
             add_work(g, position + 1, (int32_t)(uint32_t)config);
     }
 }
@@ -285,8 +290,7 @@ static bool make_next(struct weft__guide *g, struct state *s)
         int32_t symbol = g->grammar.symbol[g->config[s->begin + i] >> 32];
         for (int w = 0; w < 4; w++) taken.bit[w] |= g->grammar.set[symbol - 1].bit[w];
     }
-    for (int b = 0; b < 256; b++)
-        next[b] = weft__byte_in(&taken, (unsigned char)b) ? UNKNOWN : DEAD;
+    for (int b = 0; b < 256; b++) next[b] = has(&taken, (unsigned char)b) ? UNKNOWN : DEAD;
     s->next = next;
     account(g, 256 * sizeof *next);
     return true;

@@ -86,11 +86,6 @@ bool weft__grammar_finish(struct weft__grammar *g, int32_t rule);
     weft__grammar_add(g, rule, (const int32_t[]){__VA_ARGS__}, \
                       sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
 
-static inline bool weft__byte_in(const struct weft__byte_set *set, unsigned char byte)
-{
-    return (set->bit[byte / 64] >> (byte % 64) & 1) != 0;
-}
-
 /* ---- integer.c ---- */
 
 #define WEFT__INTEGER_MAX INT64_C(9999999999999999) /* 16 digits */

@@ -1,6 +1,5 @@
 /* Reads config.json: the pieces families share, and the choice of the family. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -33,8 +32,7 @@ static const struct weft__family *const families[] = {
 #undef X
 };
 
-weft_status weft__arch_common(const struct weft__node *config, struct weft__arch *arch,
-                              weft_error *err)
+static weft_status common(const struct weft__node *config, struct weft__arch *arch, weft_error *err)
 {
     double eps = 1e-6;
     const char *act = "silu";
@@ -244,10 +242,9 @@ static weft_status check_algorithm(const struct weft__node *quant, weft_error *e
 
 static weft_status check_modelopt_file(const char *dir, weft_error *err)
 {
-    char path[4096];
+    char path[WEFT__MAX_PATH];
     struct weft__node root, quant;
-    if (snprintf(path, sizeof path, "%s/hf_quant_config.json", dir) >= (int)sizeof path)
-        return weft__fail(err, WEFT_TOO_LONG, "%.100s...: path too long", dir);
+    WEFT__TRY(weft__path_join(path, dir, "hf_quant_config.json", err));
     weft_status status = weft__config_open(path, &root, err);
     if (status == WEFT_NOT_FOUND) return WEFT_OK;
     if (status != WEFT_OK) return status;
@@ -280,9 +277,8 @@ static weft_status check_quantisation(const struct weft__node *config, weft_erro
 weft_status weft__arch_load(const char *dir, struct weft__arena *arena, struct weft__arch *out,
                             weft_error *err)
 {
-    char path[4096];
-    if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path)
-        return weft__fail(err, WEFT_TOO_LONG, "%.100s...: path too long", dir);
+    char path[WEFT__MAX_PATH];
+    WEFT__TRY(weft__path_join(path, dir, "config.json", err));
     struct weft__node config;
     weft_status status = weft__config_open(path, &config, err);
     if (status == WEFT_NOT_FOUND)
@@ -295,7 +291,7 @@ weft_status weft__arch_load(const char *dir, struct weft__arena *arena, struct w
     status = choose_family(&config, &arch.family, err);
     if (status == WEFT_OK) status = check_quantisation(&config, err);
     if (status == WEFT_OK) status = check_modelopt_file(dir, err);
-    if (status == WEFT_OK) status = weft__arch_common(&config, &arch, err);
+    if (status == WEFT_OK) status = common(&config, &arch, err);
     if (status == WEFT_OK) status = arch.family->configure(&config, arena, &arch, err);
     if (status == WEFT_OK) status = check_layer_types(&config, &arch, err);
     weft__config_close(&config);

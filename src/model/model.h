@@ -65,8 +65,6 @@ weft_status weft__arch_load(const char *dir, struct weft__arena *arena, struct w
                             weft_error *err);
 
 /* Config pieces that families share. */
-weft_status weft__arch_common(const struct weft__node *config, struct weft__arch *arch,
-                              weft_error *err); /* sizes, eps, tied, act */
 weft_status weft__arch_gqa(const struct weft__node *config, struct weft__arch *arch,
                            weft_error *err); /* heads, head_dim, biases, window */
 weft_status weft__arch_mla(const struct weft__node *config, struct weft__arch *arch,

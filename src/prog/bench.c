@@ -398,16 +398,6 @@ static weft_status run_all(struct bench *b, bool *failures, weft_error *err)
 
 /* ---- set-up ---- */
 
-/* DIR/tokenizer.json, or the file itself. */
-static weft_status load_tokenizer(const char *path, struct weft__tokenizer **out, weft_error *err)
-{
-    struct stat info;
-    char file[4096];
-    bool dir = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-    (void)snprintf(file, sizeof file, "%s%s", path, dir ? "/tokenizer.json" : "");
-    return weft__tokenizer_load(file, out, err);
-}
-
 static bool is_local(const char *url)
 {
     static const char *const hosts[] = {"127.", "localhost", "[::1]", "0.0.0.0"};
@@ -455,7 +445,7 @@ static weft_status open_bench(struct bench *b, weft_error *err)
         WEFT__TRY(weft__power_open(o->powercap, &b->power, err));
     if (o->dir != NULL) return open_engine(b, err);
     if (o->tokenizer != NULL) {
-        WEFT__TRY(load_tokenizer(o->tokenizer, &b->tok, err));
+        WEFT__TRY(weft__load_tokenizer(o->tokenizer, &b->tok, err));
         o->tok = b->tok;
     }
     if (o->model == NULL && o->api != WEFT__API_GENERATE) {

@@ -131,11 +131,9 @@ struct weft__mt {
     uint32_t state[624];
     int at;
 };
-void weft__mt_seed(struct weft__mt *mt, uint32_t seed);        /* numpy.random.seed */
-void weft__mt_seed_python(struct weft__mt *mt, uint32_t seed); /* random.seed */
-uint32_t weft__mt_next(struct weft__mt *mt);
+void weft__mt_seed(struct weft__mt *mt, uint32_t seed);                 /* numpy.random.seed */
+void weft__mt_seed_python(struct weft__mt *mt, uint32_t seed);          /* random.seed */
 int64_t weft__mt_range(struct weft__mt *mt, int64_t low, int64_t high); /* numpy randint */
-double weft__mt_double(struct weft__mt *mt);                            /* [0, 1) */
 int64_t weft__mt_python_below(struct weft__mt *mt, uint32_t n); /* random.randrange, n >= 1 */
 double weft__mt_gamma(struct weft__mt *mt, double shape);
 
@@ -328,7 +326,6 @@ struct weft__judged {
 extern const struct weft__thresholds weft__thresholds_default;
 void weft__judge(const struct weft__evidence *e, const struct weft__thresholds *t,
                  struct weft__judged *out);
-json_t *weft__number_json(double value); /* null if it is not finite */
 json_t *weft__thresholds_json(const struct weft__thresholds *t);
 
 /* What `weft bench calibrate` measured, watts. */

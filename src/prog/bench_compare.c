@@ -176,11 +176,9 @@ static void compare(const struct runs *a, const struct runs *b, bool json)
             (void)json_object_set_new(rows, key, row_json(&x, &y, verdict));
     }
     if (json) {
-        json_t *root =
-            json_pack("{s:i, s:i, s:O}", "a_runs", a->count, "b_runs", b->count, "metrics", rows);
-        (void)json_dumpf(root, stdout, JSON_INDENT(2));
-        (void)putchar('\n');
-        json_decref(root);
+        (void)weft__print_json(
+            json_pack("{s:i, s:i, s:O}", "a_runs", a->count, "b_runs", b->count, "metrics", rows),
+            JSON_INDENT(2));
     } else {
         (void)printf("\n%d and %d runs; none: smaller than the spread of the runs%s\n", a->count,
                      b->count,

@@ -330,11 +330,7 @@ static int print_json(const struct diagnosis *d)
     json_t *root = json_pack("{s:o, s:I, s:I, s:o}", "gpus", gpus, "lines", (json_int_t)d->lines,
                              "broken_lines", (json_int_t)d->broken, "thresholds",
                              weft__thresholds_json(&d->thresholds));
-    if (root == NULL) return WEFT__EXIT_FAILED;
-    (void)json_dumpf(root, stdout, JSON_INDENT(2));
-    (void)putchar('\n');
-    json_decref(root);
-    return WEFT__EXIT_OK;
+    return weft__print_json(root, JSON_INDENT(2)) ? WEFT__EXIT_OK : WEFT__EXIT_FAILED;
 }
 
 /* ---- the command ---- */

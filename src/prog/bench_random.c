@@ -30,7 +30,7 @@ void weft__mt_seed_python(struct weft__mt *mt, uint32_t seed)
     mt->at = MT_N;
 }
 
-uint32_t weft__mt_next(struct weft__mt *mt)
+static uint32_t next(struct weft__mt *mt)
 {
     uint32_t *s = mt->state;
     if (mt->at == MT_N) {
@@ -53,14 +53,15 @@ int64_t weft__mt_range(struct weft__mt *mt, int64_t low, int64_t high)
     uint32_t most = (uint32_t)(high - 1 - low), mask = most, value;
     if (most == 0) return low;
     for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;
-    do value = weft__mt_next(mt) & mask;
+    do value = next(mt) & mask;
     while (value > most);
     return low + value;
 }
 
-double weft__mt_double(struct weft__mt *mt)
+/* [0, 1) */
+static double unit(struct weft__mt *mt)
 {
-    uint32_t a = weft__mt_next(mt) >> 5, b = weft__mt_next(mt) >> 6;
+    uint32_t a = next(mt) >> 5, b = next(mt) >> 6;
     return (a * 67108864.0 + b) / 9007199254740992.0;
 }
 
@@ -68,29 +69,28 @@ int64_t weft__mt_python_below(struct weft__mt *mt, uint32_t n)
 {
     int bits = 32 - __builtin_clz(n);
     uint32_t value;
-    do value = weft__mt_next(mt) >> (32 - bits);
+    do value = next(mt) >> (32 - bits);
     while (value >= n);
     return value;
 }
 
-static double exponential(struct weft__mt *mt) { return -log(1 - weft__mt_double(mt)); }
+static double exponential(struct weft__mt *mt) { return -log(1 - unit(mt)); }
 
 static double normal(struct weft__mt *mt)
 {
     double radius = sqrt(2 * exponential(mt));
-    return radius * cos(2 * 3.14159265358979323846 * weft__mt_double(mt));
+    return radius * cos(2 * 3.14159265358979323846 * unit(mt));
 }
 
 /* Marsaglia and Tsang 2000; a shape below 1 by the power of a uniform number. */
 double weft__mt_gamma(struct weft__mt *mt, double shape)
 {
     if (shape == 1) return exponential(mt);
-    double boost = shape < 1 ? pow(1 - weft__mt_double(mt), 1 / shape) : 1;
+    double boost = shape < 1 ? pow(1 - unit(mt), 1 / shape) : 1;
     double d = (shape < 1 ? shape + 1 : shape) - 1.0 / 3, c = 1 / sqrt(9 * d);
     for (;;) {
         double x = normal(mt), v = 1 + c * x;
         v = v * v * v;
-        if (v > 0 && log(1 - weft__mt_double(mt)) < 0.5 * x * x + d - d * v + d * log(v))
-            return boost * d * v;
+        if (v > 0 && log(1 - unit(mt)) < 0.5 * x * x + d - d * v + d * log(v)) return boost * d * v;
     }
 }

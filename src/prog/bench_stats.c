@@ -686,8 +686,7 @@ weft_status weft__bench_print(const struct weft__bench_options *o,
         json_decref(where);
         (void)json_object_set_new(object, "weft", more);
         if (o->json) {
-            (void)json_dumpf(object, stdout, JSON_COMPACT);
-            (void)putchar('\n');
+            (void)weft__print_json(json_incref(object), JSON_COMPACT);
         } else {
             print_table(o, run, &res);
             weft__where_print(run->watch, o->profiles, tokens);

@@ -33,11 +33,6 @@ struct said {
     int64_t prompt_tokens, completion_tokens; /* -1: nothing */
 };
 
-static bool key_is(const struct weft__json_text *key, const char *name)
-{
-    return key->len == strlen(name) && memcmp(key->data, name, key->len) == 0;
-}
-
 /* Values of an unexpected type are passed over: servers differ in what they add. A number that
  * counts nothing would spoil the figures of the whole run. */
 static void read_count(struct weft__json *json, int64_t *out)
@@ -83,11 +78,11 @@ static void read_counts(struct weft__json *json, struct weft__sse *sse, struct s
     struct weft__json_text key;
     if (!enter(json, WEFT__JSON_OBJECT)) return;
     while (weft__json_member(json, &sse->key, &key)) {
-        if (key_is(&key, "completion_tokens"))
+        if (weft__json_is(key, "completion_tokens"))
             read_count(json, &said->completion_tokens);
-        else if (key_is(&key, "prompt_tokens"))
+        else if (weft__json_is(key, "prompt_tokens"))
             read_count(json, &said->prompt_tokens);
-        else if (key_is(&key, "finish_reason"))
+        else if (weft__json_is(key, "finish_reason"))
             read_finish(json, said);
         else
             weft__json_skip(json);
@@ -100,8 +95,8 @@ static void read_delta(struct weft__json *json, struct weft__sse *sse, struct we
     struct weft__json_text key;
     if (!enter(json, WEFT__JSON_OBJECT)) return;
     while (weft__json_member(json, &sse->key, &key)) {
-        if (key_is(&key, "content") || key_is(&key, "reasoning_content") ||
-            key_is(&key, "reasoning"))
+        if (weft__json_is(key, "content") || weft__json_is(key, "reasoning_content") ||
+            weft__json_is(key, "reasoning"))
             read_text(json, sse, keep, said);
         else
             weft__json_skip(json);
@@ -122,11 +117,11 @@ static void read_choices(struct weft__json *json, struct weft__sse *sse, struct 
         said->choice = true;
         (void)weft__json_enter(json, WEFT__JSON_OBJECT);
         while (weft__json_member(json, &sse->key, &key)) {
-            if (key_is(&key, "text"))
+            if (weft__json_is(key, "text"))
                 read_text(json, sse, keep, said);
-            else if (key_is(&key, "delta"))
+            else if (weft__json_is(key, "delta"))
                 read_delta(json, sse, keep, said);
-            else if (key_is(&key, "finish_reason"))
+            else if (weft__json_is(key, "finish_reason"))
                 read_finish(json, said);
             else
                 weft__json_skip(json);
@@ -168,15 +163,15 @@ static void take_event(struct weft__sse *sse, struct weft__bench_request *r, uin
     weft__json_init(&json, data, len);
     (void)weft__json_enter(&json, WEFT__JSON_OBJECT);
     while (weft__json_member(&json, &sse->key, &key)) {
-        if (key_is(&key, "choices")) {
+        if (weft__json_is(key, "choices")) {
             read_choices(&json, sse, keep, &said);
-        } else if (key_is(&key, "usage") || key_is(&key, "meta_info")) {
+        } else if (weft__json_is(key, "usage") || weft__json_is(key, "meta_info")) {
             read_counts(&json, sse, &said);
-        } else if (key_is(&key, "text")) { /* of /generate: all of it so far */
+        } else if (weft__json_is(key, "text")) { /* of /generate: all of it so far */
             said.choice = true;
             if (keep != NULL) keep->len = 0;
             read_text(&json, sse, keep, &said);
-        } else if (key_is(&key, "error") && weft__json_kind(&json) != WEFT__JSON_NULL) {
+        } else if (weft__json_is(key, "error") && weft__json_kind(&json) != WEFT__JSON_NULL) {
             weft__bench_fail(r, WEFT__END_ERROR_EVENT, "%.*s", (int)weft__min((int64_t)len, 190),
                              data);
             weft__json_skip(&json);

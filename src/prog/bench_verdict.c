@@ -99,8 +99,6 @@ void weft__judge(const struct weft__evidence *e, const struct weft__thresholds *
         e->steps_known ? step_confidence(e, out->verdict) : power_confidence(e, out, t);
 }
 
-json_t *weft__number_json(double value) { return isfinite(value) ? json_real(value) : json_null(); }
-
 json_t *weft__thresholds_json(const struct weft__thresholds *t)
 {
     return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:b}", "spin_below", t->spin_below,

@@ -178,15 +178,16 @@ static weft_status check_prompt(struct weft__solo *solo, const struct prompt *p,
 static void print_outcome(const struct prompt *p, const struct outcome *o, int ranks, bool json)
 {
     if (json) {
-        (void)printf("{\"prompt\": \"%s\", \"tokens\": %lld, \"tp\": %d, \"max_difference\": %.9g, "
-                     "\"max_logit\": %.9g, \"tolerance\": %.9g, \"argmax_equal\": %lld, "
-                     "\"positions\": %lld, \"greedy_equal\": %lld, \"greedy\": %lld, "
-                     "\"near_tie\": %s, \"passed\": %s}\n",
-                     p->name, (long long)p->ids.shape[0], ranks,
-                     isfinite(o->max_difference) ? o->max_difference : 1e308, o->max_logit,
-                     TOLERANCE * o->max_logit, (long long)o->argmax_equal, (long long)o->positions,
-                     (long long)o->greedy_equal, (long long)p->greedy.shape[0],
-                     o->near_tie ? "true" : "false", o->passed ? "true" : "false");
+        double difference = isfinite(o->max_difference) ? o->max_difference : 1e308;
+        json_t *object = json_pack(
+            "{s:s, s:I, s:i, s:f, s:o, s:o, s:I, s:I, s:I, s:I, s:b, s:b}", "prompt", p->name,
+            "tokens", (json_int_t)p->ids.shape[0], "tp", ranks, "max_difference", difference,
+            "max_logit", weft__number_json(o->max_logit), "tolerance",
+            weft__number_json(TOLERANCE * o->max_logit), "argmax_equal",
+            (json_int_t)o->argmax_equal, "positions", (json_int_t)o->positions, "greedy_equal",
+            (json_int_t)o->greedy_equal, "greedy", (json_int_t)p->greedy.shape[0], "near_tie",
+            (int)o->near_tie, "passed", (int)o->passed);
+        (void)weft__print_json(object, JSON_REAL_PRECISION(9));
         return;
     }
     (void)printf("%s%s%lld tokens, %d rank%s: largest difference %.3g (allowed %.3g), argmax "
@@ -268,7 +269,7 @@ int weft__cmd_check(int argc, char **argv)
     struct weft__engine_flags flags = {0};
     bool json = false, passed = true;
     const char *reference = NULL;
-    char path[4096];
+    char path[WEFT__MAX_PATH];
     weft_error err;
     int status;
     const struct weft__option options[] = {
@@ -289,8 +290,8 @@ int weft__cmd_check(int argc, char **argv)
     };
     if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
     const char *dir = line.argument[0];
-    if (snprintf(path, sizeof path, "%s/reference.safetensors", dir) >= (int)sizeof path)
-        return weft__usage("check", "the path is too long");
+    if (weft__path_join(path, dir, "reference.safetensors", &err) != WEFT_OK)
+        return weft__report("check", &err);
     if (!weft__ranks_start("check", dir, &flags, &status)) return status;
     const struct request request = {.dir = dir,
                                     .reference = reference != NULL ? reference : path,

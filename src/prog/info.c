@@ -139,12 +139,10 @@ static weft_status print_json(const struct info *info, weft_error *err)
         (json_int_t)a->vocab, "tied", (int)tied(info), "context", (json_int_t)a->context, "experts",
         (json_int_t)a->experts, "bytes", (json_int_t)info->bytes, "unread_tensors", unread,
         "bytes_by_type", types, "largest_rank", ranks);
-    if (root == NULL) return weft__fail(err, WEFT_NO_MEMORY, "out of memory for the output");
-    if (status == WEFT_OK) {
-        (void)json_dumpf(root, stdout, JSON_INDENT(2));
-        (void)putchar('\n');
-    }
-    json_decref(root);
+    if (status != WEFT_OK)
+        json_decref(root);
+    else if (!weft__print_json(root, JSON_INDENT(2)))
+        status = weft__fail(err, WEFT_NO_MEMORY, "out of memory for the output");
     return status;
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "prog.h"
@@ -190,6 +191,27 @@ weft_status weft__read_input(const char *path, struct weft__buf *text, weft_erro
     if (!piped) (void)fclose(file);
     return status;
 }
+
+weft_status weft__load_tokenizer(const char *path, struct weft__tokenizer **out, weft_error *err)
+{
+    char file[WEFT__MAX_PATH];
+    struct stat st;
+    if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return weft__tokenizer_load(path, out, err);
+    WEFT__TRY(weft__path_join(file, path, "tokenizer.json", err));
+    return weft__tokenizer_load(file, out, err);
+}
+
+bool weft__print_json(json_t *object, size_t flags)
+{
+    if (object == NULL) return false;
+    (void)json_dumpf(object, stdout, flags);
+    (void)putchar('\n');
+    (void)fflush(stdout);
+    json_decref(object);
+    return true;
+}
+
+json_t *weft__number_json(double value) { return isfinite(value) ? json_real(value) : json_null(); }
 
 /* ---- what takes long ---- */
 

@@ -105,14 +105,11 @@ static weft_status read_ids(const struct request *request, const struct weft__to
 
 static weft_status score_text(const struct request *request, struct score *score, weft_error *err)
 {
-    char path[4096];
     struct weft__solo solo;
     struct weft__tokenizer *tokenizer = NULL;
     struct weft__ids ids = {0};
-    if (snprintf(path, sizeof path, "%s/tokenizer.json", request->dir) >= (int)sizeof path)
-        return weft__fail(err, WEFT_TOO_LONG, "%.100s...: path too long", request->dir);
     WEFT__TRY(weft__solo_open(request->dir, &solo, err));
-    weft_status status = weft__tokenizer_load(path, &tokenizer, err);
+    weft_status status = weft__load_tokenizer(request->dir, &tokenizer, err);
     if (status == WEFT_OK) status = read_ids(request, tokenizer, &ids, err);
     if (status == WEFT_OK)
         status =

@@ -134,6 +134,13 @@ weft_engine_options weft__engine_options_of(const struct weft__engine_flags *fla
 /* Appends all of a file or pipe; NULL or "-": of standard input. */
 weft_status weft__read_input(const char *path, struct weft__buf *text, weft_error *err);
 
+/* Of a model directory, or of a tokenizer.json itself. */
+weft_status weft__load_tokenizer(const char *path, struct weft__tokenizer **out, weft_error *err);
+
+/* On stdout, with the flags of json_dumpf; takes the object. False: it is NULL. */
+bool weft__print_json(json_t *object, size_t flags);
+json_t *weft__number_json(double value); /* null if it is not finite */
+
 /* Which rank holds what, on stderr. */
 weft_status weft__print_plan(const struct weft__arch *arch, struct weft__checkpoint *checkpoint,
                              const struct weft__plan *plan, weft_error *err);

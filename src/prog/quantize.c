@@ -64,10 +64,8 @@ static int print_totals(struct quantize *q, const char *target, const char *to,
                              "error_max", t->error.error_max, "worst_relative_error",
                              t->worst_relative, "worst", t->worst, "bytes", (json_int_t)t->bytes,
                              "source_bytes", (json_int_t)t->source_bytes, "modules", q->rows);
-    bool written = root != NULL && q->rows != NULL && json_dumpf(root, stdout, JSON_INDENT(2)) == 0;
-    json_decref(root);
-    (void)printf("\n");
-    return written ? WEFT__EXIT_OK : WEFT__EXIT_FAILED;
+    return weft__print_json(root, JSON_INDENT(2)) && q->rows != NULL ? WEFT__EXIT_OK
+                                                                     : WEFT__EXIT_FAILED;
 }
 
 /* Splits "a,b" in place; -1 when there are too many. */

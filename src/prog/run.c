@@ -81,11 +81,7 @@ static void print_json_result(const char *prompt, const weft_generated *g)
                   (json_int_t)g->cached_tokens, "generated_tokens", (json_int_t)g->generated_tokens,
                   "finish_reason", g->complete ? "stop" : "length", "prefill_s",
                   seconds(g->prefill_ns), "decode_s", seconds(g->decode_ns));
-    if (object == NULL) return;
-    (void)json_dumpf(object, stdout, JSON_REAL_PRECISION(12));
-    (void)putchar('\n');
-    (void)fflush(stdout);
-    json_decref(object);
+    (void)weft__print_json(object, JSON_REAL_PRECISION(12));
 }
 
 static void print_json_failure(const char *prompt, const weft_error *err)
@@ -93,10 +89,7 @@ static void print_json_failure(const char *prompt, const weft_error *err)
     json_t *object = json_pack("{s:s?, s:s}", "prompt", prompt, "error", err->text);
     if (object == NULL) /* a prompt that is not UTF-8 */
         object = json_pack("{s:n, s:s}", "prompt", "error", err->text);
-    if (object == NULL) return;
-    (void)json_dumpf(object, stdout, 0);
-    (void)putchar('\n');
-    json_decref(object);
+    (void)weft__print_json(object, 0);
 }
 
 /* ---- statistics ---- */

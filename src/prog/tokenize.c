@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "prog.h"
 
@@ -11,18 +10,6 @@ struct tokenize {
     bool decode, json, no_special, keep_special;
     struct weft__tokenizer *tokenizer;
 };
-
-/* MODEL may be the directory or the tokenizer.json itself. */
-static weft_status open_tokenizer(const char *model, struct weft__tokenizer **out, weft_error *err)
-{
-    char path[4096];
-    struct stat st;
-    bool directory = stat(model, &st) == 0 && S_ISDIR(st.st_mode);
-    if (snprintf(path, sizeof path, "%s%s", model, directory ? "/tokenizer.json" : "") >=
-        (int)sizeof path)
-        return weft__fail(err, WEFT_TOO_LONG, "%.100s...: path too long", model);
-    return weft__tokenizer_load(path, out, err);
-}
 
 /* A token's bytes as JSON text: what is not UTF-8 becomes U+FFFD. */
 static json_t *token_json(const struct weft__tokenizer *tok, int32_t id)
@@ -37,11 +24,7 @@ static json_t *token_json(const struct weft__tokenizer *tok, int32_t id)
 
 static weft_status print_json(json_t *object, weft_error *err)
 {
-    if (object == NULL) return weft__fail_oom(err, 0, "the output");
-    (void)json_dumpf(object, stdout, 0);
-    (void)putchar('\n');
-    json_decref(object);
-    return WEFT_OK;
+    return weft__print_json(object, 0) ? WEFT_OK : weft__fail_oom(err, 0, "the output");
 }
 
 static weft_status encode(const struct tokenize *t, const char *text, size_t len, weft_error *err)
@@ -120,7 +103,7 @@ static weft_status decode(const struct tokenize *t, char *text, size_t len, weft
 static weft_status run(struct tokenize *t, const char *model, const char *text, weft_error *err)
 {
     struct weft__buf input;
-    WEFT__TRY(open_tokenizer(model, &t->tokenizer, err));
+    WEFT__TRY(weft__load_tokenizer(model, &t->tokenizer, err));
     weft__buf_init(&input, WEFT__MAX_TEXT);
     weft__buf_puts(&input, text != NULL ? text : "");
     weft_status status = text != NULL ? WEFT_OK : weft__read_input(NULL, &input, err);

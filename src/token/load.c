@@ -42,11 +42,6 @@ struct loader {
     weft_error *err;
 };
 
-static bool equal(struct weft__json_text text, const char *word)
-{
-    return text.len == strlen(word) && memcmp(text.data, word, text.len) == 0;
-}
-
 /* Goes on while all is well: with the reader, and otherwise. */
 static bool good(struct loader *l, const struct weft__json *json)
 {
@@ -190,17 +185,18 @@ static void read_option(struct loader *l, struct weft__json_text key)
     bool flag = false;
     if (kind == WEFT__JSON_NULL) {
         weft__json_skip(json);
-    } else if (equal(key, "byte_fallback")) {
+    } else if (weft__json_is(key, "byte_fallback")) {
         if (weft__json_bool(json, &flag) && flag) refuse_model(l, "byte_fallback");
-    } else if (equal(key, "ignore_merges")) {
+    } else if (weft__json_is(key, "ignore_merges")) {
         (void)weft__json_bool(json, &l->tok->vocab.ignore_merges);
-    } else if (equal(key, "dropout")) {
+    } else if (weft__json_is(key, "dropout")) {
         weft__json_skip(json);
         if (!is_zero(&before, json)) refuse_model(l, "dropout");
-    } else if (equal(key, "unk_token")) {
+    } else if (weft__json_is(key, "unk_token")) {
         weft__json_skip(json);
         l->has_unknown = true;
-    } else if (equal(key, "continuing_subword_prefix") || equal(key, "end_of_word_suffix")) {
+    } else if (weft__json_is(key, "continuing_subword_prefix") ||
+               weft__json_is(key, "end_of_word_suffix")) {
         const bool prefix = key.data[0] == 'c';
         if (weft__json_string(json, &l->second, &text) && text.len > 0)
             refuse_model(l, prefix ? "continuing_subword_prefix" : "end_of_word_suffix");
@@ -215,16 +211,16 @@ static void read_model(struct loader *l)
     struct weft__json_text key, type;
     (void)weft__json_enter(json, WEFT__JSON_OBJECT);
     while (l->status == WEFT_OK && weft__json_member(json, &l->scratch, &key)) {
-        if (equal(key, "type")) {
-            if (weft__json_string(json, &l->second, &type) && !equal(type, "BPE")) {
+        if (weft__json_is(key, "type")) {
+            if (weft__json_string(json, &l->second, &type) && !weft__json_is(type, "BPE")) {
                 char what[64];
                 (void)snprintf(what, sizeof what, "type %.*s",
                                (int)weft__min((int64_t)type.len, 50), type.data);
                 refuse_model(l, what);
             }
-        } else if (equal(key, "vocab") && weft__json_kind(json) == WEFT__JSON_OBJECT) {
+        } else if (weft__json_is(key, "vocab") && weft__json_kind(json) == WEFT__JSON_OBJECT) {
             read_vocab(l);
-        } else if (equal(key, "merges")) {
+        } else if (weft__json_is(key, "merges")) {
             if (l->has_merges) weft__json_fail(json, "a second list of merges");
             l->has_merges = true;
             l->merges_at = *json;
@@ -257,15 +253,15 @@ static void read_added_token(struct loader *l, struct weft__json *json,
     *content = (struct weft__json_text){"", 0};
     (void)weft__json_enter(json, WEFT__JSON_OBJECT);
     while (weft__json_member(json, &l->scratch, &key)) {
-        bool *flag = equal(key, "special")       ? &token->special
-                     : equal(key, "normalized")  ? &token->normalized
-                     : equal(key, "single_word") ? &token->single_word
-                     : equal(key, "lstrip")      ? &token->lstrip
-                     : equal(key, "rstrip")      ? &token->rstrip
-                                                 : NULL;
+        bool *flag = weft__json_is(key, "special")       ? &token->special
+                     : weft__json_is(key, "normalized")  ? &token->normalized
+                     : weft__json_is(key, "single_word") ? &token->single_word
+                     : weft__json_is(key, "lstrip")      ? &token->lstrip
+                     : weft__json_is(key, "rstrip")      ? &token->rstrip
+                                                         : NULL;
         if (flag != NULL)
             (void)weft__json_bool(json, flag);
-        else if (equal(key, "content"))
+        else if (weft__json_is(key, "content"))
             (void)weft__json_string(json, &l->second, content);
         else
             weft__json_skip(json);
@@ -341,7 +337,7 @@ static void read_parts(struct loader *l)
     (void)weft__json_enter(json, WEFT__JSON_OBJECT);
     while (l->status == WEFT_OK && weft__json_member(json, &l->scratch, &key)) {
         size_t part = 0;
-        while (part < PART_COUNT && !equal(key, part_names[part])) part++;
+        while (part < PART_COUNT && !weft__json_is(key, part_names[part])) part++;
         if (part == PART_COUNT) {
             weft__json_skip(json);
             continue;

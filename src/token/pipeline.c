@@ -44,11 +44,6 @@ static void unsupported(struct reader *in, struct weft__json_text what, const ch
                    in->name, in->part, (int)weft__min((int64_t)what.len, 60), what.data, supported);
 }
 
-static bool equal(struct weft__json_text text, const char *word)
-{
-    return text.len == strlen(word) && memcmp(text.data, word, text.len) == 0;
-}
-
 /* Finds a member of the object that stands at *object; null counts as absent. */
 static bool field(struct reader *in, const struct weft__json *object, const char *key,
                   struct weft__json *value)
@@ -59,7 +54,7 @@ static bool field(struct reader *in, const struct weft__json *object, const char
     if (in->status != WEFT_OK) return false;
     (void)weft__json_enter(&walk, WEFT__JSON_OBJECT);
     while (weft__json_member(&walk, &in->scratch, &name)) {
-        if (equal(name, key)) {
+        if (weft__json_is(name, key)) {
             if (found) weft__json_fail(&walk, "key that stood here before");
             found = true;
             *value = walk;
@@ -165,21 +160,22 @@ static void add_normalizer(struct reader *in, const struct weft__json *at,
         return;
     }
     struct weft__normalize_step step = {.kind = WEFT__NORMALIZE_UNICODE};
-    if (equal(type, "NFC") || equal(type, "NFD") || equal(type, "NFKC") || equal(type, "NFKD")) {
+    if (weft__json_is(type, "NFC") || weft__json_is(type, "NFD") || weft__json_is(type, "NFKC") ||
+        weft__json_is(type, "NFKD")) {
         step.compose = type.data[type.len - 1] == 'C';
         step.compat = type.len == 4;
-    } else if (equal(type, "Lowercase")) {
+    } else if (weft__json_is(type, "Lowercase")) {
         step.kind = WEFT__NORMALIZE_LOWERCASE;
-    } else if (equal(type, "ByteLevel")) {
+    } else if (weft__json_is(type, "ByteLevel")) {
         step.kind = WEFT__NORMALIZE_BYTES;
-    } else if (equal(type, "Strip")) {
+    } else if (weft__json_is(type, "Strip")) {
         step.kind = WEFT__NORMALIZE_STRIP;
         step.left = flag_field(in, at, "strip_left", false);
         step.right = flag_field(in, at, "strip_right", false);
-    } else if (equal(type, "Prepend")) {
+    } else if (weft__json_is(type, "Prepend")) {
         step.kind = WEFT__NORMALIZE_PREPEND;
         read_content(in, at, "prepend", &step);
-    } else if (equal(type, "Replace")) {
+    } else if (weft__json_is(type, "Replace")) {
         step.kind = WEFT__NORMALIZE_REPLACE;
         read_pattern(in, at, &step.regex);
         read_content(in, at, "content", &step);
@@ -198,7 +194,7 @@ static void normalizers(struct reader *in, const struct weft__json *at,
     struct weft__json list;
     struct weft__json_text type = text_field(in, at, "type");
     if (in->status != WEFT_OK) return;
-    if (!equal(type, "Sequence")) {
+    if (!weft__json_is(type, "Sequence")) {
         add_normalizer(in, at, type, out);
         return;
     }
@@ -266,7 +262,7 @@ static enum weft__split_behavior read_behavior(struct reader *in, const struct w
     };
     struct weft__json_text text = text_field(in, at, "behavior");
     for (size_t i = 0; i < WEFT__COUNT(names); i++)
-        if (equal(text, names[i])) return (enum weft__split_behavior)i;
+        if (weft__json_is(text, names[i])) return (enum weft__split_behavior)i;
     unsupported(in, text,
                 "the behaviors Isolated, Removed, Contiguous, MergedWithPrevious, "
                 "MergedWithNext");
@@ -292,9 +288,10 @@ static void add_pretokenizer(struct reader *in, const struct weft__json *at,
 {
     static const char supported[] = "ByteLevel, with Split, Digits, Punctuation, WhitespaceSplit, "
                                     "Sequence: byte-level BPE";
-    bool split = equal(type, "Split"), digits = equal(type, "Digits"),
-         punctuation = equal(type, "Punctuation"), space = equal(type, "WhitespaceSplit");
-    if (equal(type, "ByteLevel")) {
+    bool split = weft__json_is(type, "Split"), digits = weft__json_is(type, "Digits"),
+         punctuation = weft__json_is(type, "Punctuation"),
+         space = weft__json_is(type, "WhitespaceSplit");
+    if (weft__json_is(type, "ByteLevel")) {
         add_byte_level(in, at, steps);
         return;
     }
@@ -327,7 +324,7 @@ static void pretokenizers(struct reader *in, const struct weft__json *at, struct
     struct weft__json list;
     struct weft__json_text type = text_field(in, at, "type");
     if (in->status != WEFT_OK) return;
-    if (!equal(type, "Sequence")) {
+    if (!weft__json_is(type, "Sequence")) {
         add_pretokenizer(in, at, type, steps);
         return;
     }
@@ -390,7 +387,7 @@ static void template_piece(struct reader *in, const struct weft__json *at,
     struct weft__json value;
     if (field(in, piece, "Sequence", &value)) {
         struct weft__json_text id = text_field(in, &value, "id");
-        if (in->status == WEFT_OK && (*text_seen || !equal(id, "A")))
+        if (in->status == WEFT_OK && (*text_seen || !weft__json_is(id, "A")))
             unsupported(in, id, "templates that hold sequence A once");
         *text_seen = true;
         return;
@@ -447,8 +444,9 @@ static void postprocessors(struct reader *in, const struct weft__json *at, bool 
 {
     struct weft__json list;
     struct weft__json_text type = text_field(in, at, "type");
-    if (in->status != WEFT_OK || equal(type, "ByteLevel")) return; /* that is about offsets only */
-    if (equal(type, "Sequence")) {
+    if (in->status != WEFT_OK || weft__json_is(type, "ByteLevel"))
+        return; /* that is about offsets only */
+    if (weft__json_is(type, "Sequence")) {
         if (!list_field(in, at, "processors", &list)) return;
         while (in->status == WEFT_OK && weft__json_item(&list)) {
             postprocessors(in, &list, wrapped, out);
@@ -457,8 +455,8 @@ static void postprocessors(struct reader *in, const struct weft__json *at, bool 
         (void)good(in, &list);
         return;
     }
-    bool template = equal(type, "TemplateProcessing");
-    bool pair = equal(type, "RobertaProcessing") || equal(type, "BertProcessing");
+    bool template = weft__json_is(type, "TemplateProcessing");
+    bool pair = weft__json_is(type, "RobertaProcessing") || weft__json_is(type, "BertProcessing");
     if (*wrapped || (!template && !pair)) {
         unsupported(in, type,
                     "one of TemplateProcessing, RobertaProcessing, BertProcessing, with "
@@ -502,8 +500,8 @@ static void decoders(struct reader *in, const struct weft__json *at)
 {
     struct weft__json list;
     struct weft__json_text type = text_field(in, at, "type");
-    if (in->status != WEFT_OK || equal(type, "ByteLevel")) return;
-    if (!equal(type, "Sequence")) {
+    if (in->status != WEFT_OK || weft__json_is(type, "ByteLevel")) return;
+    if (!weft__json_is(type, "Sequence")) {
         unsupported(in, type, "ByteLevel");
         return;
     }

@@ -7,8 +7,9 @@ enum {
     MATCH_HEAP_KIB = 256 << 10, /* when matching is interpreted */
 };
 
-weft_status weft__regex_native(struct weft__regex *regex, const char *pattern, size_t len,
-                               const char *where, weft_error *err)
+/* An expression in PCRE2's syntax. */
+static weft_status compile(struct weft__regex *regex, const char *pattern, size_t len,
+                           const char *where, weft_error *err)
 {
     char text[160];
     int code;
@@ -37,8 +38,7 @@ weft_status weft__regex_compile(struct weft__regex *regex, const char *pattern, 
     weft__buf_init(&native, 64 * (size_t)WEFT__MAX_PATTERN);
     weft_status status = weft__regex_translate(pattern, len, where, &native, err);
     if (status == WEFT_OK)
-        status =
-            weft__regex_native(regex, native.len > 0 ? native.data : "", native.len, where, err);
+        status = compile(regex, native.len > 0 ? native.data : "", native.len, where, err);
     weft__buf_free(&native);
     return status;
 }
@@ -56,9 +56,8 @@ weft_status weft__regex_literal(struct weft__regex *regex, const char *text, siz
         i += (size_t)weft__utf8_next(text + i, len - i, &code);
         weft__buf_printf(&native, "\\x{%x}", (unsigned)code);
     }
-    weft_status status = native.failed
-                             ? weft__fail_oom(err, native.len, where)
-                             : weft__regex_native(regex, native.data, native.len, where, err);
+    weft_status status = native.failed ? weft__fail_oom(err, native.len, where)
+                                       : compile(regex, native.data, native.len, where, err);
     weft__buf_free(&native);
     return status;
 }

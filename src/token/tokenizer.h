@@ -50,11 +50,8 @@ bool weft__is_word(uint32_t code); /* the \w of Rust's regex */
 bool weft__is_inert(uint32_t code);
 uint32_t weft__lowercase(uint32_t code); /* U+0130 aside, which has two */
 
-/* The byte <-> character map of byte-level BPE, GPT-2's bytes_to_unicode. */
-uint32_t weft__char_of_byte(unsigned char byte);
-int weft__byte_of_char(uint32_t code); /* -1: not in the map */
-/* Whole strings, appended. unmap is false, and what it appended unspecified, if some character is
- * not in the map. */
+/* The byte <-> character map of byte-level BPE, GPT-2's bytes_to_unicode; appended. unmap is false,
+ * and what it appended unspecified, if some character is not in the map. */
 void weft__map_bytes(const char *bytes, size_t len, struct weft__buf *out);
 bool weft__unmap_chars(const char *text, size_t len, struct weft__buf *out);
 
@@ -64,14 +61,12 @@ struct weft__regex {
     pcre2_code *code;
 };
 
-/* Compiles an expression in Oniguruma's syntax to match as Oniguruma does; a literal; an expression
- * in PCRE2's syntax. What cannot be had exactly is WEFT_UNSUPPORTED. `where` opens the error. */
+/* Compiles an expression in Oniguruma's syntax to match as Oniguruma does; a literal. What cannot
+ * be had exactly is WEFT_UNSUPPORTED. `where` opens the error. */
 WEFT_CHECKED weft_status weft__regex_compile(struct weft__regex *regex, const char *pattern,
                                              size_t len, const char *where, weft_error *err);
 WEFT_CHECKED weft_status weft__regex_literal(struct weft__regex *regex, const char *text,
                                              size_t len, const char *where, weft_error *err);
-WEFT_CHECKED weft_status weft__regex_native(struct weft__regex *regex, const char *pattern,
-                                            size_t len, const char *where, weft_error *err);
 void weft__regex_free(struct weft__regex *regex);
 
 /* The Oniguruma expression as a PCRE2 one. */
@@ -145,9 +140,7 @@ WEFT_CHECKED weft_status weft__vocab_index(struct weft__vocab *vocab, const char
 WEFT_CHECKED weft_status weft__vocab_set_merges(struct weft__vocab *vocab,
                                                 const struct weft__merge *merges, size_t count,
                                                 weft_error *err);
-/* The id of a text, -1 if there is none; by stored bytes, or by content with `mapped` as scratch
- * (a failure shows there). */
-int32_t weft__vocab_find(const struct weft__vocab *vocab, const char *bytes, size_t len, bool raw);
+/* The id of a text, -1 if there is none; `mapped` is scratch, and shows a failure. */
 int32_t weft__vocab_id(const struct weft__vocab *vocab, struct weft__json_text content,
                        struct weft__buf *mapped);
 void weft__vocab_free(struct weft__vocab *vocab);

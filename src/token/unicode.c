@@ -61,20 +61,21 @@ uint32_t weft__lowercase(uint32_t code)
 
 /* ---- byte map ---- */
 
-uint32_t weft__char_of_byte(unsigned char byte)
+static uint32_t char_of_byte(unsigned char byte)
 {
     if (byte <= 0x20) return 0x100u + byte;
     if (byte >= 0x7f && byte <= 0xa0) return 0x121u + byte - 0x7fu;
     return byte == 0xad ? 0x143u : byte;
 }
 
-int weft__byte_of_char(uint32_t code)
+/* -1: not in the map */
+static int byte_of_char(uint32_t code)
 {
     if (code > 0x143) return -1;
     if (code == 0x143) return 0xad;
     if (code >= 0x121) return (int)(code - 0x121 + 0x7f);
     if (code >= 0x100) return (int)(code - 0x100);
-    return weft__char_of_byte((unsigned char)code) == code ? (int)code : -1;
+    return char_of_byte((unsigned char)code) == code ? (int)code : -1;
 }
 
 void weft__map_bytes(const char *bytes, size_t len, struct weft__buf *out)
@@ -82,7 +83,7 @@ void weft__map_bytes(const char *bytes, size_t len, struct weft__buf *out)
     char text[64];
     size_t count = 0;
     for (size_t i = 0; i < len; i++) {
-        count += (size_t)weft__utf8_put(text + count, weft__char_of_byte((unsigned char)bytes[i]));
+        count += (size_t)weft__utf8_put(text + count, char_of_byte((unsigned char)bytes[i]));
         if (count + 4 < sizeof text && i + 1 < len) continue;
         weft__buf_append(out, text, count);
         count = 0;
@@ -96,7 +97,7 @@ bool weft__unmap_chars(const char *text, size_t len, struct weft__buf *out)
     for (size_t i = 0; i < len;) {
         uint32_t code = 0;
         int n = weft__utf8_next(text + i, len - i, &code);
-        int byte = n > 0 ? weft__byte_of_char(code) : -1;
+        int byte = n > 0 ? byte_of_char(code) : -1;
         if (byte < 0) return false;
         bytes[count++] = (char)byte;
         i += (size_t)n;

@@ -91,6 +91,12 @@ static size_t table_size(size_t count)
     return size;
 }
 
+/* The id of stored bytes; -1: none has them. */
+static int32_t find(const struct weft__vocab *vocab, const char *bytes, size_t len, bool raw)
+{
+    return (int32_t)*slot_of(vocab, bytes, len, raw) - 1;
+}
+
 weft_status weft__vocab_index(struct weft__vocab *vocab, const char *name, weft_error *err)
 {
     size_t size = table_size(vocab->count);
@@ -109,14 +115,9 @@ weft_status weft__vocab_index(struct weft__vocab *vocab, const char *name, weft_
     }
     for (int byte = 0; byte < 256; byte++) {
         char c = (char)byte;
-        vocab->byte_ids[byte] = weft__vocab_find(vocab, &c, 1, true);
+        vocab->byte_ids[byte] = find(vocab, &c, 1, true);
     }
     return WEFT_OK;
-}
-
-int32_t weft__vocab_find(const struct weft__vocab *vocab, const char *bytes, size_t len, bool raw)
-{
-    return (int32_t)*slot_of(vocab, bytes, len, raw) - 1;
 }
 
 int32_t weft__vocab_id(const struct weft__vocab *vocab, struct weft__json_text content,
@@ -124,7 +125,7 @@ int32_t weft__vocab_id(const struct weft__vocab *vocab, struct weft__json_text c
 {
     bool raw;
     struct weft__json_text text = stored_form(content, mapped, &raw);
-    return weft__vocab_find(vocab, text.data, text.len, raw);
+    return find(vocab, text.data, text.len, raw);
 }
 
 void weft__vocab_free(struct weft__vocab *vocab)
@@ -345,7 +346,7 @@ weft_status weft__vocab_encode(const struct weft__vocab *vocab, const char *piec
                                weft_error *err)
 {
     if (vocab->ignore_merges && len <= WEFT__MAX_TOKEN) {
-        int32_t id = weft__vocab_find(vocab, piece, len, true);
+        int32_t id = find(vocab, piece, len, true);
         if (id >= 0) return weft__ids_push(out, id, err);
     }
     if (len <= SCAN_SYMBOLS) {
