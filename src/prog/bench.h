@@ -84,11 +84,10 @@ struct weft__bench_options {
     weft_engine *engine;               /* of it */
     const struct weft__tokenizer *tok; /* NULL: there is none */
     const struct weft__profiles *profiles;
-    double goodput_ms[3]; /* ttft, tpot, e2el; 0: any */
-    double
-        load_of[WEFT__SWEEP_MAX]; /* [loads] of the sweep, ascending: requests at once or rates */
+    double goodput_ms[3];            /* ttft, tpot, e2el; 0: any */
+    double load_of[WEFT__SWEEP_MAX]; /* [loads] of the sweep, ascending */
     int loads;
-    bool by_rate;
+    bool by_rate; /* they are rates, else requests at once */
 };
 
 /* An event that brought output. */

@@ -88,7 +88,7 @@ static bool flag_field(struct reader *in, const struct weft__json *object, const
     return flag;
 }
 
-/* Enters a list that must be there. Nesting is bounded by the reader's depth. */
+/* Enters a list that must be there. */
 static bool list_field(struct reader *in, const struct weft__json *object, const char *key,
                        struct weft__json *list)
 {
@@ -100,6 +100,28 @@ static bool list_field(struct reader *in, const struct weft__json *object, const
     }
     (void)weft__json_enter(list, WEFT__JSON_ARRAY);
     return good(in, list);
+}
+
+/* Gives `one` the step at `at`, or, if that is a Sequence, each of those in its list. Nesting is
+ * bounded by the reader's depth. */
+static void each_step(struct reader *in, const struct weft__json *at, const char *list_key,
+                      void (*one)(struct reader *in, const struct weft__json *at,
+                                  struct weft__json_text type, void *ctx),
+                      void *ctx)
+{
+    struct weft__json list;
+    struct weft__json_text type = text_field(in, at, "type");
+    if (in->status != WEFT_OK) return;
+    if (!weft__json_is(type, "Sequence")) {
+        one(in, at, type, ctx);
+        return;
+    }
+    if (!list_field(in, at, list_key, &list)) return;
+    while (in->status == WEFT_OK && weft__json_item(&list)) {
+        each_step(in, &list, list_key, one, ctx);
+        weft__json_skip(&list);
+    }
+    (void)good(in, &list);
 }
 
 /* ---- patterns ---- */
@@ -150,10 +172,10 @@ static void read_content(struct reader *in, const struct weft__json *object, con
     step->content_len = text.len;
 }
 
-/* One normalizer that is no Sequence. */
 static void add_normalizer(struct reader *in, const struct weft__json *at,
-                           struct weft__json_text type, struct weft__normalizer *out)
+                           struct weft__json_text type, void *ctx)
 {
+    struct weft__normalizer *out = ctx;
     if (out->count == WEFT__MAX_STEPS ||
         (out->count > 0 && out->steps[out->count - 1].kind == WEFT__NORMALIZE_BYTES)) {
         unsupported(in, type, "at most 32 steps, ByteLevel as the last");
@@ -188,30 +210,12 @@ static void add_normalizer(struct reader *in, const struct weft__json *at,
     out->steps[out->count++] = step; /* on failure, too: its owner frees it */
 }
 
-static void normalizers(struct reader *in, const struct weft__json *at,
-                        struct weft__normalizer *out)
-{
-    struct weft__json list;
-    struct weft__json_text type = text_field(in, at, "type");
-    if (in->status != WEFT_OK) return;
-    if (!weft__json_is(type, "Sequence")) {
-        add_normalizer(in, at, type, out);
-        return;
-    }
-    if (!list_field(in, at, "normalizers", &list)) return;
-    while (in->status == WEFT_OK && weft__json_item(&list)) {
-        normalizers(in, &list, out);
-        weft__json_skip(&list);
-    }
-    (void)good(in, &list);
-}
-
 weft_status weft__read_normalizer(const struct weft__json *at, const char *name,
                                   struct weft__normalizer *out, weft_error *err)
 {
     struct reader in;
     reader_init(&in, name, "normalizer", err);
-    normalizers(&in, at, out);
+    each_step(&in, at, "normalizers", add_normalizer, out);
     return reader_end(&in);
 }
 
@@ -282,10 +286,10 @@ static void add_byte_level(struct reader *in, const struct weft__json *at, struc
     (void)add_step(in, steps, WEFT__STEP_MAP);
 }
 
-/* One pre-tokenizer that is no Sequence. */
 static void add_pretokenizer(struct reader *in, const struct weft__json *at,
-                             struct weft__json_text type, struct steps *steps)
+                             struct weft__json_text type, void *ctx)
 {
+    struct steps *steps = ctx;
     static const char supported[] = "ByteLevel, with Split, Digits, Punctuation, WhitespaceSplit, "
                                     "Sequence: byte-level BPE";
     bool split = weft__json_is(type, "Split"), digits = weft__json_is(type, "Digits"),
@@ -319,23 +323,6 @@ static void add_pretokenizer(struct reader *in, const struct weft__json *at,
     }
 }
 
-static void pretokenizers(struct reader *in, const struct weft__json *at, struct steps *steps)
-{
-    struct weft__json list;
-    struct weft__json_text type = text_field(in, at, "type");
-    if (in->status != WEFT_OK) return;
-    if (!weft__json_is(type, "Sequence")) {
-        add_pretokenizer(in, at, type, steps);
-        return;
-    }
-    if (!list_field(in, at, "pretokenizers", &list)) return;
-    while (in->status == WEFT_OK && weft__json_item(&list)) {
-        pretokenizers(in, &list, steps);
-        weft__json_skip(&list);
-    }
-    (void)good(in, &list);
-}
-
 weft_status weft__read_pretokenizer(const struct weft__json *at, const char *name, bool mapped,
                                     struct weft__pretokenizer *out, weft_error *err)
 {
@@ -343,7 +330,8 @@ weft_status weft__read_pretokenizer(const struct weft__json *at, const char *nam
     struct steps steps = {.out = out};
     struct weft__json probe = *at;
     reader_init(&in, name, "pre_tokenizer", err);
-    if (weft__json_kind(&probe) != WEFT__JSON_NULL) pretokenizers(&in, at, &steps);
+    if (weft__json_kind(&probe) != WEFT__JSON_NULL)
+        each_step(&in, at, "pretokenizers", add_pretokenizer, &steps);
     if (in.status == WEFT_OK && !steps.byte_level && !mapped)
         unsupported(&in, (struct weft__json_text){"without ByteLevel", 17}, "byte-level BPE");
     if (in.status == WEFT_OK) {
@@ -438,32 +426,26 @@ static void read_pair(struct reader *in, const struct weft__json *at, const char
     if (good(in, &list)) out[(*count)++] = (int32_t)id;
 }
 
-/* *wrapped: a processor before this one adds tokens. */
-static void postprocessors(struct reader *in, const struct weft__json *at, bool *wrapped,
-                           struct weft__tokenizer *out)
+struct wrapping {
+    struct weft__tokenizer *out;
+    bool done; /* a processor before this one adds tokens */
+};
+
+static void add_postprocessor(struct reader *in, const struct weft__json *at,
+                              struct weft__json_text type, void *ctx)
 {
-    struct weft__json list;
-    struct weft__json_text type = text_field(in, at, "type");
-    if (in->status != WEFT_OK || weft__json_is(type, "ByteLevel"))
-        return; /* that is about offsets only */
-    if (weft__json_is(type, "Sequence")) {
-        if (!list_field(in, at, "processors", &list)) return;
-        while (in->status == WEFT_OK && weft__json_item(&list)) {
-            postprocessors(in, &list, wrapped, out);
-            weft__json_skip(&list);
-        }
-        (void)good(in, &list);
-        return;
-    }
+    struct wrapping *wrapping = ctx;
+    struct weft__tokenizer *out = wrapping->out;
+    if (weft__json_is(type, "ByteLevel")) return; /* that is about offsets only */
     bool template = weft__json_is(type, "TemplateProcessing");
     bool pair = weft__json_is(type, "RobertaProcessing") || weft__json_is(type, "BertProcessing");
-    if (*wrapped || (!template && !pair)) {
+    if (wrapping->done || (!template && !pair)) {
         unsupported(in, type,
                     "one of TemplateProcessing, RobertaProcessing, BertProcessing, with "
                     "ByteLevel, Sequence");
         return;
     }
-    *wrapped = true;
+    wrapping->done = true;
     if (template) {
         read_template(in, at, out);
     } else {
@@ -482,9 +464,9 @@ weft_status weft__read_postprocessor(const struct weft__json *at, const char *na
                                      struct weft__tokenizer *out, weft_error *err)
 {
     struct reader in;
-    bool wrapped = false;
+    struct wrapping wrapping = {.out = out};
     reader_init(&in, name, "post_processor", err);
-    postprocessors(&in, at, &wrapped, out);
+    each_step(&in, at, "processors", add_postprocessor, &wrapping);
     for (size_t i = 0; i < out->prefix_count + out->suffix_count && in.status == WEFT_OK; i++) {
         int32_t id = i < out->prefix_count ? out->prefix[i] : out->suffix[i - out->prefix_count];
         if (!is_token(out, id))
@@ -496,27 +478,18 @@ weft_status weft__read_postprocessor(const struct weft__json *at, const char *na
 
 /* ---- decoder ---- */
 
-static void decoders(struct reader *in, const struct weft__json *at)
+static void check_decoder(struct reader *in, const struct weft__json *at,
+                          struct weft__json_text type, void *ctx)
 {
-    struct weft__json list;
-    struct weft__json_text type = text_field(in, at, "type");
-    if (in->status != WEFT_OK || weft__json_is(type, "ByteLevel")) return;
-    if (!weft__json_is(type, "Sequence")) {
-        unsupported(in, type, "ByteLevel");
-        return;
-    }
-    if (!list_field(in, at, "decoders", &list)) return;
-    while (in->status == WEFT_OK && weft__json_item(&list)) {
-        decoders(in, &list);
-        weft__json_skip(&list);
-    }
-    (void)good(in, &list);
+    (void)at;
+    (void)ctx;
+    if (!weft__json_is(type, "ByteLevel")) unsupported(in, type, "ByteLevel");
 }
 
 weft_status weft__read_decoder(const struct weft__json *at, const char *name, weft_error *err)
 {
     struct reader in;
     reader_init(&in, name, "decoder", err);
-    decoders(&in, at);
+    each_step(&in, at, "decoders", check_decoder, NULL);
     return reader_end(&in);
 }
