@@ -158,6 +158,7 @@ static weft_status comm_start(weft_comm *comm, weft_error *err)
     comm->dev = world->dev;
     comm->algorithm = world->options.algorithm;
     link->device = world->device[weft__comm_world_rank(comm)];
+    while (world->device[link->lender] != link->device) link->lender++;
     link->path = world->options.path;
     if (link->rank == link->size - 1) link->spoilt = world->tuning.spoilt;
     WEFT__TRY(comm->dev->open(link, world->tuning.portable, &comm->kernels, err));

@@ -100,9 +100,17 @@ static weft_status probe_arch(struct weft__cuda_device *device, weft_error *err)
     return WEFT_OK;
 }
 
-static weft_status load_images(struct weft__cuda_device *device, weft_error *err)
+static weft_status load_images(struct weft__cuda_device *device,
+                               const struct weft__cuda_device *lender, weft_error *err)
 {
     const struct weft__cuda_driver *driver = &device->driver;
+    if (lender != NULL) {
+        memcpy(device->library, lender->library, sizeof device->library);
+        device->libraries = lender->libraries;
+        device->arch = lender->arch;
+        device->borrowed = true;
+        return WEFT_OK;
+    }
     for (int i = 0; weft__cuda_images[i].name != NULL; i++) {
         if (i == WEFT__CUDA_IMAGES_MAX)
             return weft__fail(err, WEFT_INTERNAL, "more than %d kernel images", i);
@@ -138,14 +146,15 @@ static weft_status find_device(struct weft__cuda_device *device, weft_error *err
     return WEFT_OK;
 }
 
-weft_status weft__cuda_open(int ordinal, struct weft__cuda_device *out, weft_error *err)
+weft_status weft__cuda_open(int ordinal, const struct weft__cuda_device *lender,
+                            struct weft__cuda_device *out, weft_error *err)
 {
     struct weft__cuda_device device = {.ordinal = ordinal};
     WEFT__TRY(weft__cuda_load(&device.driver, err));
     weft_status status = find_device(&device, err);
     if (status == WEFT_OK) {
         (void)device.driver.context_push(device.context);
-        status = load_images(&device, err);
+        status = load_images(&device, lender, err);
         CUcontext popped;
         (void)device.driver.context_pop(&popped);
     }
@@ -158,7 +167,7 @@ weft_status weft__cuda_open(int ordinal, struct weft__cuda_device *out, weft_err
 
 void weft__cuda_close(struct weft__cuda_device *device)
 {
-    for (int i = 0; i < device->libraries; i++)
+    for (int i = 0; i < device->libraries && !device->borrowed; i++)
         (void)device->driver.library_unload(device->library[i]);
     if (device->context != NULL) (void)device->driver.context_release(device->device);
     weft__cuda_unload(&device->driver);

@@ -193,11 +193,14 @@ struct weft__cuda_device {
     CUcontext context;
     CUlibrary library[WEFT__CUDA_IMAGES_MAX];
     int libraries;
+    bool borrowed; /* these are another's */
 };
 
 /* Makes the context and loads every embedded kernel; nothing is loaded later. The calling thread's
  * current context is as before. */
-weft_status weft__cuda_open(int ordinal, struct weft__cuda_device *out, weft_error *err);
+/* lender: NULL, or the same device, opened; its kernels are taken, and it is closed after this. */
+weft_status weft__cuda_open(int ordinal, const struct weft__cuda_device *lender,
+                            struct weft__cuda_device *out, weft_error *err);
 void weft__cuda_close(struct weft__cuda_device *device); /* zeroed is allowed */
 
 weft_status weft__cuda_kernel(const struct weft__cuda_device *device, const char *name,

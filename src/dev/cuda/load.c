@@ -110,7 +110,7 @@ weft_status weft__cuda_run_load(const char *uuid, enum weft__load what, uint64_t
     int ordinal;
     CUcontext popped;
     WEFT__TRY(find(uuid, &ordinal, err));
-    WEFT__TRY(weft__cuda_open(ordinal, &l.device, err));
+    WEFT__TRY(weft__cuda_open(ordinal, NULL, &l.device, err));
     const struct weft__cuda_driver *driver = &l.device.driver;
     (void)driver->context_push(l.device.context);
     weft_status status = prepare(&l, err);

@@ -10,7 +10,7 @@
 
 #include "comm.h"
 
-enum offer_state { NOTHING, PUBLISHED, LOADED, CONNECTED, CHECKED, AGREED, FAILED };
+enum offer_state { NOTHING, OPENED, PUBLISHED, LOADED, CONNECTED, CHECKED, AGREED, FAILED };
 enum { SLICE_NS = 50000000 };
 
 struct offer {
@@ -40,32 +40,39 @@ static void announce(const struct weft__comm_link *link, enum offer_state state)
     weft__wake_all(&mine->state);
 }
 
-/* Until every member has come as far as `state`. */
+/* Until a member has come as far as `state`, or failed. */
+static weft_status await(const struct weft__comm_link *link, int member, enum offer_state state,
+                         uint64_t deadline, enum offer_state *out, weft_error *err)
+{
+    struct offer *offer = offer_of(link, member);
+    uint32_t seen = atomic_load_explicit(&offer->state, memory_order_acquire);
+    while (seen < state && weft__now_ns() < deadline) {
+        uint64_t slice = weft__now_ns() + SLICE_NS;
+        seen = weft__wait_change(&offer->state, seen, slice < deadline ? slice : deadline);
+        int dead = seen < state ? weft__comm_ended(link) : -1;
+        if (dead >= 0)
+            return weft__fail(err, WEFT_PEER,
+                              "opening the GPU communicator: the process of rank %d has ended",
+                              dead);
+    }
+    *out = (enum offer_state)seen;
+    if (seen >= state) return WEFT_OK;
+    return weft__fail(err, WEFT_TIMEOUT,
+                      "rank %d: opening the GPU communicator: rank %d is not ready after %llu ms",
+                      link->world_rank[link->rank], link->world_rank[member],
+                      (unsigned long long)(link->timeout_ns / 1000000));
+}
+
 static weft_status await_all(const struct weft__comm_link *link, enum offer_state state,
                              weft_error *err)
 {
     uint64_t deadline = weft__now_ns() + link->timeout_ns;
     for (int member = 0; member < link->size; member++) {
-        struct offer *offer = offer_of(link, member);
-        uint32_t seen = atomic_load_explicit(&offer->state, memory_order_acquire);
-        while (seen < state && weft__now_ns() < deadline) {
-            uint64_t slice = weft__now_ns() + SLICE_NS;
-            seen = weft__wait_change(&offer->state, seen, slice < deadline ? slice : deadline);
-            int dead = seen < state ? weft__comm_ended(link) : -1;
-            if (dead >= 0)
-                return weft__fail(err, WEFT_PEER,
-                                  "opening the GPU communicator: the process of rank %d has ended",
-                                  dead);
-        }
+        enum offer_state seen;
+        WEFT__TRY(await(link, member, state, deadline, &seen, err));
         if (seen == FAILED)
             return weft__fail(err, WEFT_PEER, "rank %d could not open its GPU communicator",
                               link->world_rank[member]);
-        if (seen < state)
-            return weft__fail(err, WEFT_TIMEOUT,
-                              "rank %d: opening the GPU communicator: rank %d is not ready after "
-                              "%llu ms",
-                              link->world_rank[link->rank], link->world_rank[member],
-                              (unsigned long long)(link->timeout_ns / 1000000));
     }
     return WEFT_OK;
 }
@@ -105,17 +112,34 @@ static void drop_streams(struct weft__cuda_rank *rank)
     if (rank->fork != NULL) (void)driver->event_destroy(rank->fork);
 }
 
+/* The device, with one copy of the kernels for all threads that are ranks on it: chips fetch
+ * instructions of the same address once for several processors. */
+static weft_status device_open(const struct weft__comm_link *link, struct weft__cuda_device *out,
+                               weft_error *err)
+{
+    const struct weft__cuda_device *lender = NULL;
+    if (link->meeting == NULL && link->lender != link->rank) {
+        enum offer_state seen;
+        uint64_t deadline = weft__now_ns() + link->timeout_ns;
+        WEFT__TRY(await(link, link->lender, OPENED, deadline, &seen, err));
+        const struct weft__cuda_rank *rank = link->world[link->lender]->device;
+        if (seen != FAILED) lender = &rank->device; /* else this rank finds out why itself */
+    }
+    return weft__cuda_open(link->device, lender, out, err);
+}
+
 static weft_status rank_open(const struct weft__comm_link *link, weft_error *err)
 {
     struct weft__cuda_rank *rank = calloc(1, sizeof *rank);
     if (rank == NULL) return weft__fail_oom(err, sizeof *rank, "a GPU rank");
-    weft_status status = weft__cuda_open(link->device, &rank->device, err);
+    weft_status status = device_open(link, &rank->device, err);
     if (status != WEFT_OK) {
         free(rank);
         return status;
     }
     rank->processes = link->meeting != NULL;
     control_of(link)->device = rank; /* from here on release cleans up */
+    announce(link, OPENED);
     const struct weft__cuda_driver *driver = &rank->device.driver;
     CUcontext popped;
     (void)driver->context_push(rank->device.context);
