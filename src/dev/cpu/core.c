@@ -117,6 +117,16 @@ static weft_status open_scratch(struct weft__dev *dev, weft_error *err)
     return WEFT_OK;
 }
 
+static void fill_nvfp4(struct weft__nvfp4 *table, float scale)
+{
+    for (uint8_t code = 0; code < 16; code++) {
+        float value = weft__f32_from_e2m1(code) + 0.0f; /* no -0: the other decoders have none */
+        uint32_t bits = weft__f32_bits(value * scale);
+        table->low[code] = (uint8_t)(bits >> 16);
+        table->high[code] = (uint8_t)(bits >> 24);
+    }
+}
+
 static weft_status dev_open(const struct weft__dev_options *options, struct weft__dev **out,
                             weft_error *err)
 {
@@ -129,6 +139,7 @@ static weft_status dev_open(const struct weft__dev_options *options, struct weft
     for (int i = 0; i < 256; i++) {
         dev->e4m3[i] = weft__f32_from_e4m3((uint8_t)i);
         dev->nvfp4_scale[i] = dev->e4m3[i] * 0x1p-25f;
+        fill_nvfp4(&dev->nvfp4[i], dev->e4m3[i]);
     }
     weft_status status = pick_kernels(options->kernels, &dev->kernels, err);
     dev->rows = weft__rows_pick(dev->kernels == &weft__kernels_portable);

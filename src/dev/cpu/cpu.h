@@ -113,7 +113,13 @@ extern const struct weft__kernels weft__kernels_avx2, weft__kernels_avx512;
 
 /* ---- one rank's device ---- */
 
+/* What E2M1 codes are worth under a scale, as BF16: six bits of it are needed at most. */
+struct weft__nvfp4 {
+    uint8_t low[16], high[16]; /* bytes */
+};
+
 struct weft__dev {
+    struct weft__nvfp4 nvfp4[256]; /* by the scale's code; first, so that an index is an address */
     const struct weft__kernels *kernels;
     const struct weft__rows *rows; /* shared with the collectives */
     struct weft__team *team;

@@ -6,11 +6,9 @@
  *   tiles     while they are multiplied where that costs nothing (F32, F16, BF16), else a panel of
  *             four rows into the cache: many tokens, so that multiplying is the limit. Unfinished
  *             sums wait in memory between panels of columns. */
-#include "cpu.h"
-#include "vector.h"
+#include "decode_body.h"
 
 enum {
-    CHUNK = WEFT__CHUNK,
     HEIGHT = 4, /* register tile: WIDE rows each, */
     ROWS = HEIGHT * WIDE,
     TOKENS = 3,        /* by token rows: 12 sums hide the latency of an addition */
@@ -20,309 +18,6 @@ enum {
     SHORT_ROW = 2048,  /* bytes: shorter rows are fetched in the order of addresses */
     AHEAD = 2048,      /* bytes that longer ones are fetched ahead */
 };
-
-/* ---- decoding: 32 weights of each of WIDE rows, without the scales of rows and 128-blocks ---- */
-
-struct codes { /* where the rows' chunks lie */
-    const uint8_t *data[WIDE], *scale[WIDE];
-};
-
-/* Bytes of a chunk; a constant where the type is one. */
-INLINE int64_t chunk_bytes(weft_dtype dtype)
-{
-    return dtype == WEFT_F32       ? 4 * CHUNK
-           : dtype == WEFT_F8_E4M3 ? CHUNK
-           : dtype == WEFT_F4_E2M1 ? CHUNK / 2
-                                   : 2 * CHUNK;
-}
-
-#if defined(__AVX512F__)
-
-/* Sixteen bytes of each row. */
-INLINE __m256i load16_each(struct codes c, int64_t at)
-{
-    return _mm256_inserti128_si256(
-        _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(c.data[0] + at))),
-        _mm_loadu_si128((const __m128i *)(const void *)(c.data[1] + at)), 1);
-}
-
-INLINE wide decode_bf16(struct codes c, int64_t at)
-{
-    return (wide)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load16_each(c, at)), 16);
-}
-
-INLINE wide decode_f16(struct codes c, int64_t at)
-{
-    return (wide)_mm512_cvtph_ps(load16_each(c, at));
-}
-
-/* As AVX2's. */
-INLINE wide decode_e4m3(const float *table, struct codes c, int64_t at)
-{
-    (void)table;
-    __m128i bytes =
-        _mm_unpacklo_epi64(_mm_loadl_epi64((const __m128i *)(const void *)(c.data[0] + at)),
-                           _mm_loadl_epi64((const __m128i *)(const void *)(c.data[1] + at)));
-    __m256i top = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
-    __m256i magnitude = _mm256_and_si256(top, _mm256_set1_epi16(0x7f00));
-    __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f00));
-    __m256i half = _mm256_and_si256(_mm256_srai_epi16(top, 1), _mm256_set1_epi16((short)0xbfff));
-    return (wide)_mm512_cvtph_ps(_mm256_or_si256(half, nan)) * splat_wide(256);
-}
-
-/* Scales of the rows' codes 16 block on. */
-INLINE wide scale_each(const struct weft__dev *dev, struct codes c, int block)
-{
-    __m512 first = _mm512_set1_ps(dev->e4m3[c.scale[0][block]]);
-    __m128 second = _mm_load_ss(&dev->e4m3[c.scale[1][block]]);
-    return (wide)_mm512_mask_broadcastss_ps(first, 0xff00, second);
-}
-
-/* Eight codes are a word, each in the low bits of a lane of its own after a shift; they choose from
- * a register of sixteen values, which looks at those bits alone. */
-INLINE void decode_nvfp4(const struct weft__dev *dev, struct codes c, wide w[4])
-{
-    const __m512 values =
-        _mm512_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6, 0, -.5f, -1, -1.5f, -2, -3, -4, -6);
-    const __m512i shift =
-        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-    __m512i words =
-        _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)c.data[0]));
-    words = _mm512_mask_broadcast_i32x4(words, 0xff00,
-                                        _mm_loadu_si128((const __m128i *)(const void *)c.data[1]));
-    const wide s0 = scale_each(dev, c, 0), s1 = scale_each(dev, c, 1);
-#define LOOK_UP(v)                \
-    (wide) _mm512_permutexvar_ps( \
-        _mm512_srlv_epi32(_mm512_shuffle_epi32(words, (_MM_PERM_ENUM)(0x55 * v)), shift), values)
-    w[0] = LOOK_UP(0) * s0;
-    w[1] = LOOK_UP(1) * s0;
-    w[2] = LOOK_UP(2) * s1;
-    w[3] = LOOK_UP(3) * s1;
-#undef LOOK_UP
-}
-
-#elif defined(__AVX2__)
-
-/* 16-bit words in the high halves of eight lanes. */
-INLINE f32x8 decode_bf16(struct codes c, int64_t at)
-{
-    const __m256i spread =
-        _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1, -1, 8, 9, -1,
-                         -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
-    __m256i words = _mm256_broadcastsi128_si256(
-        _mm_loadu_si128((const __m128i *)(const void *)(c.data[0] + at)));
-    return (f32x8)_mm256_shuffle_epi8(words, spread);
-}
-
-INLINE f32x8 decode_f16(struct codes c, int64_t at)
-{
-    return (f32x8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(c.data[0] + at)));
-}
-
-/* E4M3 is F16 with a bias of 7 instead of 15 and fewer bits; NaN needs care. */
-INLINE f32x8 decode_e4m3(const float *table, struct codes c, int64_t at)
-{
-    (void)table;
-    __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)(c.data[0] + at));
-    __m128i top = _mm_unpacklo_epi8(_mm_setzero_si128(), bytes);
-    __m128i magnitude = _mm_and_si128(top, _mm_set1_epi16(0x7f00));
-    __m128i nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f00));
-    __m128i half = _mm_and_si128(_mm_srai_epi16(top, 1), _mm_set1_epi16((short)0xbfff));
-    return (f32x8)_mm256_cvtph_ps(_mm_or_si128(half, nan)) * splat(256.0f);
-}
-
-/* 32 codes of 16 bytes; scale[i] (times 2^-25) for codes 16 i on. The table gives 2 * value in a
- * byte; the shuffle puts it in the top byte of a lane, where it counts 2^25 times the value. */
-INLINE void decode_nvfp4(const struct weft__dev *dev, struct codes c, f32x8 w[4])
-{
-    const __m256i values = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
-    const __m256i nibble = _mm256_set1_epi8(15);
-    /* Lanes 0-3 take codes 0-3 of a group of eight, lanes 4-7 codes 4-7. */
-    const __m256i low =
-        _mm256_setr_epi8(-1, -1, -1, 0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1, -1, 4,
-                         -1, -1, -1, 5, -1, -1, -1, 6, -1, -1, -1, 7);
-    const __m256i high = _mm256_add_epi8(low, _mm256_set1_epi32(8 << 24));
-    __m256i bytes =
-        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)c.data[0]));
-    __m256i even = _mm256_shuffle_epi8(values, _mm256_and_si256(bytes, nibble));
-    __m256i odd =
-        _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble));
-    __m256i first = _mm256_unpacklo_epi8(even, odd), second = _mm256_unpackhi_epi8(even, odd);
-    f32x8 s0 = splat(dev->nvfp4_scale[c.scale[0][0]]), s1 = splat(dev->nvfp4_scale[c.scale[0][1]]);
-    w[0] = (f32x8)_mm256_cvtepi32_ps(_mm256_shuffle_epi8(first, low)) * s0;
-    w[1] = (f32x8)_mm256_cvtepi32_ps(_mm256_shuffle_epi8(first, high)) * s0;
-    w[2] = (f32x8)_mm256_cvtepi32_ps(_mm256_shuffle_epi8(second, low)) * s1;
-    w[3] = (f32x8)_mm256_cvtepi32_ps(_mm256_shuffle_epi8(second, high)) * s1;
-}
-
-#else
-
-INLINE f32x8 decode_bf16(struct codes c, int64_t at)
-{
-    u16x8 words;
-    memcpy(&words, c.data[0] + at, sizeof words);
-    return (f32x8)(__builtin_convertvector(words, u32x8) << 16);
-}
-
-INLINE f32x8 decode_f16(struct codes c, int64_t at)
-{
-    uint16_t words[8];
-    f32x8 v;
-    memcpy(words, c.data[0] + at, sizeof words);
-    for (int i = 0; i < 8; i++) v[i] = weft__f32_from_f16(words[i]);
-    return v;
-}
-
-INLINE f32x8 decode_e4m3(const float *table, struct codes c, int64_t at)
-{
-    f32x8 v;
-    for (int i = 0; i < 8; i++) v[i] = table[c.data[0][at + i]];
-    return v;
-}
-
-/* Code 8 is +0, as in an integer; a product with it is the same but for the sign of a zero. */
-INLINE void decode_nvfp4(const struct weft__dev *dev, struct codes c, f32x8 w[4])
-{
-    static const float values[16] = {0, .5f,  1,  1.5f,  2,  3,  4,  6,
-                                     0, -.5f, -1, -1.5f, -2, -3, -4, -6};
-    for (int i = 0; i < CHUNK; i++) {
-        int code = c.data[0][i / 2] >> (i % 2 * 4) & 15;
-        w[i / 8][i % 8] = values[code] * dev->e4m3[c.scale[0][i / 16]];
-    }
-}
-
-#endif
-
-INLINE void decode(const struct weft__dev *dev, weft_dtype dtype, struct codes c, wide w[4])
-{
-    if (dtype == WEFT_F4_E2M1) {
-        decode_nvfp4(dev, c, w);
-        return;
-    }
-    for (int v = 0; v < 4; v++) {
-        switch (dtype) {
-        case WEFT_F32:
-            w[v] = load8_each(c.data, 32 * v);
-            break;
-        case WEFT_BF16:
-            w[v] = decode_bf16(c, 16 * v);
-            break;
-        case WEFT_F16:
-            w[v] = decode_f16(c, 16 * v);
-            break;
-        default:
-            w[v] = decode_e4m3(dev->e4m3, c, 8 * v);
-        }
-    }
-}
-
-/* decode for the rows' last n < 32 weights: bytes beyond a row are not read and count as 0. */
-INLINE void decode_rest(const struct weft__dev *dev, weft_dtype dtype, struct codes c, int64_t n,
-                        wide w[4])
-{
-    uint8_t data[WIDE][CHUNK * 4] = {0}, scale[WIDE][2] = {0};
-    for (int j = 0; j < WIDE; j++) {
-        memcpy(data[j], c.data[j], (size_t)(n * chunk_bytes(dtype) + CHUNK - 1) / CHUNK);
-        c.data[j] = data[j];
-        if (dtype != WEFT_F4_E2M1) continue;
-        memcpy(scale[j], c.scale[j], (size_t)(n + 15) / 16);
-        c.scale[j] = scale[j];
-    }
-    decode(dev, dtype, c, w);
-}
-
-/* Chunks of the rows from `row` on at column k, a multiple of 32. Beyond row `last` it is repeated.
- */
-INLINE struct codes codes_at(weft_dtype dtype, const struct weft__matrix *w, int64_t row,
-                             int64_t last, int64_t k)
-{
-    struct codes c = {0};
-    for (int j = 0; j < WIDE; j++) {
-        const int64_t at = weft__min(row + j, last);
-        c.data[j] = w->data + at * w->row_bytes + k / CHUNK * chunk_bytes(dtype);
-        if (dtype == WEFT_F4_E2M1) c.scale[j] = w->scale + at * w->scale_row_bytes + k / 16;
-    }
-    return c;
-}
-
-/* `chunks` times 32 columns further on. */
-INLINE struct codes codes_after(struct codes c, weft_dtype dtype, int64_t chunks)
-{
-    for (int j = 0; j < WIDE; j++) {
-        c.data[j] += chunks * chunk_bytes(dtype);
-        if (dtype == WEFT_F4_E2M1) c.scale[j] += 2 * chunks;
-    }
-    return c;
-}
-
-static float row_scale(const struct weft__matrix *w, int64_t row)
-{
-    float scale = 1;
-    if (w->scale_kind == WEFT__SCALE_ROW)
-        memcpy(&scale, w->scale + row * w->scale_row_bytes, sizeof scale);
-    return scale;
-}
-
-/* What multiplies a row's finished dot products. */
-static float row_factor(const struct weft__matrix *w, int64_t row)
-{
-    return row_scale(w, row) * w->scale_global;
-}
-
-INLINE void decode_span(const struct weft__dev *dev, weft_dtype dtype, const struct weft__matrix *w,
-                        int64_t row, int64_t last, int64_t column, int64_t columns, float *out)
-{
-    for (int64_t k = 0; k < columns; k += CHUNK) {
-        wide v[4];
-        int64_t n = columns - k;
-        struct codes c = codes_at(dtype, w, row, last, column + k);
-        if (n >= CHUNK)
-            decode(dev, dtype, c, v);
-        else
-            decode_rest(dev, dtype, c, n, v);
-        for (int64_t i = 0; i < 4 && 8 * i < n; i++) store_wide(out + WIDE * (k + 8 * i), v[i]);
-    }
-}
-
-/* A row of a panel: out[k / 8 * 8 * WIDE + k % 8] *= the scale of column + k's block. */
-static void scale_blocks(const struct weft__matrix *w, int64_t row, int64_t column, int64_t columns,
-                         float *out)
-{
-    const uint8_t *scales = w->scale + (w->block_row + row) / 128 * w->scale_row_bytes;
-    for (int64_t k = 0; k < columns;) {
-        int64_t at = w->block_col + column + k, end = weft__min(columns, k + 128 - at % 128);
-        float scale;
-        memcpy(&scale, scales + at / 128 * (int64_t)sizeof scale, sizeof scale);
-        for (; k < end; k++) out[k / 8 * 8 * WIDE + k % 8] *= scale;
-    }
-}
-
-/* A panel: columns of WIDE rows as floats, eight of each in turn, padded with zeros to a multiple
- * of 8; column is a multiple of 32. */
-static void decode_columns(const struct weft__dev *dev, const struct weft__matrix *w, int64_t row,
-                           int64_t last, int64_t column, int64_t columns, float *out)
-{
-    switch (w->dtype) {
-    case WEFT_F32:
-        decode_span(dev, WEFT_F32, w, row, last, column, columns, out);
-        break;
-    case WEFT_F16:
-        decode_span(dev, WEFT_F16, w, row, last, column, columns, out);
-        break;
-    case WEFT_BF16:
-        decode_span(dev, WEFT_BF16, w, row, last, column, columns, out);
-        break;
-    case WEFT_F8_E4M3:
-        decode_span(dev, WEFT_F8_E4M3, w, row, last, column, columns, out);
-        break;
-    default:
-        decode_span(dev, WEFT_F4_E2M1, w, row, last, column, columns, out);
-    }
-    if (w->scale_kind == WEFT__SCALE_BLOCK)
-        for (int j = 0; j < WIDE; j++)
-            scale_blocks(w, weft__min(row + j, last), column, columns, out + 8 * j);
-}
 
 /* ---- register tiles ---- */
 
@@ -476,13 +171,147 @@ struct strip {
     wide *sums;              /* where sums wait between strips of columns */
 };
 
+/* sum[r * tokens + t] += 32 columns from `column` on of the WIDE rows c[r], times x[t]. */
+INLINE void strip_chunk(int height, int tokens, weft_dtype dtype, const struct weft__dev *dev,
+                        const struct codes c[], const float *const x[], int64_t column, wide *sum)
+{
+    for (int r = 0; r < height; r++) {
+        wide w[4];
+        decode(dev, dtype, codes_after(c[r], dtype, column / CHUNK), w);
+        for (int v = 0; v < 4; v++)
+            for (int t = 0; t < tokens; t++)
+                sum[r * tokens + t] =
+                    fma_wide(w[v], repeat8(x[t] + column + 8 * v), sum[r * tokens + t]);
+    }
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+/* NVFP4 against one or two tokens: what codes are worth under their scale is looked up, for two
+ * rows at a time, each in a half of the registers. So the sums of two rows are kept as lanes 0 to 3
+ * of both and lanes 4 to 7 of both. Where more tokens share what is decoded, decode is faster. */
+enum { PAIR_TOKENS = 2 };
+
+/* From sums of rows to those of pairs, and back. */
+INLINE void turn_pairs(int height, int tokens, f32x8 *sum)
+{
+    for (int r = 0; r < height; r += 2)
+        for (int t = r * tokens; t < (r + 1) * tokens; t++) {
+            __m256 a = (__m256)sum[t], b = (__m256)sum[t + tokens];
+            sum[t] = (f32x8)_mm256_permute2f128_ps(a, b, 0x20);
+            sum[t + tokens] = (f32x8)_mm256_permute2f128_ps(a, b, 0x31);
+        }
+}
+
+/* Sixteen bytes for each half. */
+INLINE __m256i load16_two(const uint8_t *first, const uint8_t *second)
+{
+    return _mm256_blend_epi32(
+        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)first)),
+        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)second)), 0xf0);
+}
+
+/* The 32 codes in sixteen bytes, each a byte: 16 and 16. */
+INLINE void split_codes(__m256i bytes, __m256i codes[2])
+{
+    const __m256i nibble = _mm256_set1_epi8(15);
+    __m256i even = _mm256_and_si256(bytes, nibble);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+    codes[0] = _mm256_unpacklo_epi8(even, odd);
+    codes[1] = _mm256_unpackhi_epi8(even, odd);
+}
+
+/* The BF16 for 16 codes: eight and eight. */
+INLINE void look_up(const struct weft__nvfp4 *first, const struct weft__nvfp4 *second,
+                    __m256i codes, __m256i words[2])
+{
+    __m256i low = _mm256_shuffle_epi8(load16_two(first->low, second->low), codes);
+    __m256i high = _mm256_shuffle_epi8(load16_two(first->high, second->high), codes);
+    words[0] = _mm256_unpacklo_epi8(low, high);
+    words[1] = _mm256_unpackhi_epi8(low, high);
+}
+
+/* strip_chunk of NVFP4 for sums of pairs. */
+INLINE void strip_pairs(int height, int tokens, const struct weft__dev *dev, const struct codes c[],
+                        const float *const x[], int64_t column, f32x8 *sum)
+{
+    const __m256i zero = _mm256_setzero_si256();
+    __m256i codes[HEIGHT / 2][2], words[HEIGHT / 2][2];
+    for (int r = 0; r < height; r += 2)
+        split_codes(load16_two(c[r].data[0] + column / 2, c[r + 1].data[0] + column / 2),
+                    codes[r / 2]);
+    for (int block = 0; block < 2; block++) {
+        const int64_t scale = column / 16 + block;
+        for (int r = 0; r < height; r += 2)
+            look_up(&dev->nvfp4[c[r].scale[0][scale]], &dev->nvfp4[c[r + 1].scale[0][scale]],
+                    codes[r / 2][block], words[r / 2]);
+        for (int eight = 0; eight < 2; eight++)
+            for (int t = 0; t < tokens; t++) {
+                const __m128 *at =
+                    (const __m128 *)(const void *)(x[t] + column + 16 * block + 8 * eight);
+                f32x8 low = (f32x8)_mm256_broadcast_ps(at);
+                f32x8 high = (f32x8)_mm256_broadcast_ps(at + 1);
+                for (int r = 0; r < height; r += 2) {
+                    __m256i w = words[r / 2][eight]; /* BF16 become F32 when zeros follow */
+                    f32x8 *a = sum + r * tokens + t, *b = a + tokens;
+                    *a = fma8((f32x8)_mm256_unpacklo_epi16(zero, w), low, *a);
+                    *b = fma8((f32x8)_mm256_unpackhi_epi16(zero, w), high, *b);
+                }
+            }
+    }
+}
+
+#else
+
+enum { PAIR_TOKENS = 0 };
+
+INLINE void turn_pairs(int height, int tokens, wide *sum) { (void)height, (void)tokens, (void)sum; }
+
+INLINE void strip_pairs(int height, int tokens, const struct weft__dev *dev, const struct codes c[],
+                        const float *const x[], int64_t column, wide *sum)
+{
+    strip_chunk(height, tokens, WEFT_F4_E2M1, dev, c, x, column, sum);
+}
+
+#endif
+
+/* Whether strips of one or two tokens are computed in pairs of rows. */
+INLINE bool in_pairs(weft_dtype dtype, int tokens)
+{
+    return dtype == WEFT_F4_E2M1 && tokens <= PAIR_TOKENS;
+}
+
+/* All whole chunks. Meanwhile memory from `next` on is fetched or, when that is NULL, what follows
+ * in the same rows. */
+INLINE void strip_whole(int height, int tokens, weft_dtype dtype, const struct weft__dev *dev,
+                        const struct codes c[], const float *const x[], int64_t chunks,
+                        const uint8_t *next, wide *total)
+{
+    const int64_t step = chunk_bytes(dtype);
+    wide sum[STRIP_SUMS];
+    for (int i = 0; i < height * tokens; i++) sum[i] = total[i];
+    if (in_pairs(dtype, tokens)) turn_pairs(height, tokens, sum);
+    for (int64_t i = 0; i < chunks; i++) {
+        for (int64_t at = 0; next != NULL && at < height * WIDE * step; at += 64)
+            __builtin_prefetch(next + i * height * WIDE * step + at, 0, 2);
+        for (int r = 0; next == NULL && r < height * WIDE; r++)
+            for (int64_t at = 0; at < step; at += 64)
+                __builtin_prefetch(c[r / WIDE].data[r % WIDE] + i * step + AHEAD + at, 0, 2);
+        if (in_pairs(dtype, tokens))
+            strip_pairs(height, tokens, dev, c, x, i * CHUNK, sum);
+        else
+            strip_chunk(height, tokens, dtype, dev, c, x, i * CHUNK, sum);
+    }
+    if (in_pairs(dtype, tokens)) turn_pairs(height, tokens, sum);
+    for (int i = 0; i < height * tokens; i++) total[i] = sum[i];
+}
+
 /* `height` times WIDE rows at a time against `tokens` tokens, at x from the strip's first column.
  */
 INLINE void strip(int height, int tokens, weft_dtype dtype, const struct weft__dev *dev,
                   const struct weft__product *p, const struct strip *s, const float *const x[])
 {
     const int64_t whole = s->columns / CHUNK, rest = s->columns % CHUNK;
-    const int64_t step = chunk_bytes(dtype);
     const int64_t last_row = p->row + p->rows - 1;
     const bool start = s->column == 0, end = s->column + s->columns == p->w->cols;
     for (int64_t first = s->row; first < s->last; first += height * WIDE) {
@@ -494,22 +323,8 @@ INLINE void strip(int height, int tokens, weft_dtype dtype, const struct weft__d
         /* Short rows: the next ones are fetched in the order of addresses, for side by side they
          * look like no stream to the processor. Long ones it recognises; they are helped a bit. */
         const uint8_t *next = c[0].data[0] + height * WIDE * p->w->row_bytes;
-        const bool is_short = p->w->row_bytes <= SHORT_ROW;
-        for (int64_t i = 0; i < whole; i++)
-            for (int r = 0; r < height; r++) {
-                wide w[4];
-                struct codes at = codes_after(c[r], dtype, i);
-                decode(dev, dtype, at, w);
-                for (int j = 0; j < WIDE; j++, next += step) {
-                    const uint8_t *fetch = is_short ? next : at.data[j] + AHEAD;
-                    __builtin_prefetch(fetch, 0, 2);
-                    if (step > 64) __builtin_prefetch(fetch + 64, 0, 2);
-                }
-                for (int v = 0; v < 4; v++)
-                    for (int t = 0; t < tokens; t++)
-                        sum[r * tokens + t] =
-                            fma_wide(w[v], repeat8(x[t] + i * CHUNK + 8 * v), sum[r * tokens + t]);
-            }
+        strip_whole(height, tokens, dtype, dev, c, x, whole,
+                    p->w->row_bytes <= SHORT_ROW ? next : NULL, sum);
         for (int r = 0; rest > 0 && r < height; r++)
             strip_rest(dev, dtype, tokens, codes_after(c[r], dtype, whole), x, whole * CHUNK, rest,
                        sum + r * tokens);
@@ -529,7 +344,7 @@ INLINE void strip_light(weft_dtype dtype, const struct weft__dev *dev,
     if (count == 1)
         strip(4, 1, dtype, dev, p, &s, x);
     else
-        strip(4, 2, dtype, dev, p, &s, x);
+        strip(in_pairs(dtype, 2) ? 2 : 4, 2, dtype, dev, p, &s, x);
 }
 
 /* Three to eight tokens. An odd count runs as the next even one, its last token twice. The tokens'
