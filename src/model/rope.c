@@ -61,7 +61,7 @@ weft_status weft__arch_rope(const struct weft__node *config, int64_t dim, bool i
     if (dim < 2 || dim % 2 != 0)
         return weft__fail(err, WEFT_FORMAT, "%s: %lld rotary dimensions a head; must be even",
                           config->file, (long long)dim);
-    WEFT__TRY(weft__node_double_opt(config, "max_position_embeddings", 1, 1e9,
+    WEFT__TRY(weft__node_double_opt(config, "max_position_embeddings", 1, 1 << 30,
                                     &rope->original_context, err));
     WEFT__TRY(weft__node_double_opt(config, "rope_theta", 1e-6, 1e15, &rope->theta, err));
     WEFT__TRY(weft__node_object(config, "rope_parameters|rope_scaling", &node, err));

@@ -438,6 +438,8 @@ int weft__cmd_run(int argc, char **argv)
     if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
     if (run.prompts != NULL && line.argument[1] != NULL)
         return weft__usage("run", "give PROMPT or --prompts, not both");
+    if (run.raw && run.system != NULL)
+        return weft__usage("run", "--system is for the chat template that --raw leaves out");
     if (run.json && run.prompts == NULL && line.argument[1] == NULL && isatty(STDIN_FILENO))
         return weft__usage("run", "--json needs a prompt: chatting in the terminal is text");
     return run_model(&run, line.argument[0], line.argument[1]);

@@ -41,6 +41,7 @@ expect 2 'tp' "$weft" check "$root/models/atlas" --tp 17
 expect 2 'tp' "$weft" check "$root/models/atlas" --tp two
 expect 2 'no-such-option' "$weft" run "$root/models/atlas" --no-such-option
 expect 2 'model' "$weft" check
+expect 2 'system.*raw' "$weft" run "$root/models/atlas" Hello --raw --system "Be brief."
 for option in --max-running-requests --max-queued-requests --chunk; do
     expect 2 "$option" "$weft" serve "$root/models/atlas" --port 0 $option 1000000
 done
@@ -81,6 +82,9 @@ expect 1 'hf_quant_config.json.*INT3.*NVFP4' "$weft" check "$scratch/m"
 model llama
 edit config.json 's/"hidden_size": *[0-9]*/"hidden_size": 4611686018427387904/'
 expect 1 'hidden_size' "$weft" check "$scratch/m"
+model llama
+edit config.json 's/"max_position_embeddings": *[0-9]*/"max_position_embeddings": 1073741824/'
+"$weft" check "$scratch/m" >/dev/null
 model llama
 edit config.json 's/"num_hidden_layers": *[0-9]*/"num_hidden_layers": -1/'
 expect 1 'num_hidden_layers' "$weft" check "$scratch/m"
