@@ -6,7 +6,8 @@
  *   dense vector   the same with three words and the epoch in one 16-byte access, of the scalar
  *                  type b128
  *   flag           st.relaxed after a block barrier and a fence, which order all payload stores of
- *                  the block before it; partner: ld.acquire, a block barrier, the payload loads
+ *                  the block before it; partner: ld.acquire, a block barrier, the payload loads,
+ *                  also those that go to shared memory, which each thread awaits itself
  *   arrival word   st.relaxed / ld.relaxed: one 8-byte access; it carries no payload with it, and
  *                  says that the sender's earlier kernels are complete (grid_wait came first), so
  *                  that what they stored is in the memory of its device. Where peers read that in
@@ -109,6 +110,29 @@ __device__ static inline uint64_t now_ns()
     uint64_t t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
     return t;
+}
+
+/* ---- loads into shared memory, 16 bytes each, that a thread does not wait for but when it wants
+ * them ---- */
+
+__device__ static inline void load_ahead(uint4 *to, const uint4 *from)
+{
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
+}
+
+/* Those since the last commit are one group. */
+__device__ static inline void commit_ahead()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until all groups but the last COUNT are there. */
+template <uint32_t COUNT> __device__ static inline void await_ahead()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
 }
 
 /* ---- launch chaining; on chips without it the stream's order has done the same ---- */

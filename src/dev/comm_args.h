@@ -158,9 +158,9 @@ struct weft__comm_link {
     uint64_t message_bytes, heap_bytes;
     uint64_t timeout_ns;
     uint32_t first_epoch;
-    int32_t device;   /* CUDA ordinal of this rank */
-    int32_t lender;   /* the first rank with this device: where ranks are threads, it has the code */
-    weft_path path;   /* asked for, between GPUs */
+    int32_t device; /* CUDA ordinal of this rank */
+    int32_t lender; /* the first rank with this device: where ranks are threads, it has the code */
+    weft_path path; /* asked for, between GPUs */
     weft_path spoilt; /* tests: known data arrives spoilt here over this path; AUTO: over none */
 };
 

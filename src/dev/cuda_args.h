@@ -28,6 +28,7 @@ enum {
     WEFT__CUDA_GROUP = 256,   /* elements that a warp handles at once, 8 a thread */
     WEFT__CUDA_FLAG_AT = 64,  /* offset of the flags in a half slot */
     WEFT__CUDA_STAGE_BYTES = 4352, /* shared memory of a warp that moves dense data */
+    WEFT__CUDA_AHEAD_BYTES = 2048, /* the same, that reads plain data ahead */
     WEFT__CUDA_PACKED_PITCH =
         1024,                     /* bytes of a group of 16-bit elements on the wire; F32: twice */
     WEFT__CUDA_DENSE_PITCH = 704, /* the same */

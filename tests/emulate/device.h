@@ -46,6 +46,12 @@ struct fiber {
     const uint32_t *awaited; /* nothing happens while this word is `seen`; NULL: run */
     uint32_t seen;
     uint32_t cluster_generation;
+    struct {
+        void *to;
+        const void *from;
+        uint32_t group;
+    } ahead[16]; /* loads that are on their way */
+    uint32_t aheads, group;
 };
 
 extern struct fiber *current;
@@ -288,6 +294,27 @@ static inline uint64_t now_ns()
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* As late as can be: when it is waited for. */
+static inline void load_ahead(uint4 *to, const uint4 *from)
+{
+    struct emulate::fiber *me = emulate::current;
+    me->ahead[me->aheads++] = {to, from, me->group};
+}
+
+static inline void commit_ahead() { emulate::current->group++; }
+
+template <uint32_t COUNT> static inline void await_ahead()
+{
+    struct emulate::fiber *me = emulate::current;
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < me->aheads; i++)
+        if (me->ahead[i].group + COUNT < me->group)
+            memcpy(me->ahead[i].to, me->ahead[i].from, sizeof(uint4));
+        else
+            me->ahead[left++] = me->ahead[i];
+    me->aheads = left;
 }
 
 /* A stream's kernels run one after the other. */

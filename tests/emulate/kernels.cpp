@@ -11,9 +11,9 @@
 /* Two files as rewrite.py leaves them; the others include the same wait.cuh. */
 #include "reduce.cu"
 
-#include "../../kernels/copy.cu"
-#include "../../kernels/move.cu"
-#include "../../kernels/probe.cu"
+#include "copy.cu"
+#include "move.cu"
+#include "probe.cu"
 
 int emulated_arch = 900;
 

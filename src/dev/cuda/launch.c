@@ -51,7 +51,7 @@ struct vigil {
  * begun must end within the budget, and when the session has failed NCCL is ended. */
 static void watch_nccl(const struct weft__comm_kernels *k, struct vigil *vigil)
 {
-    enum { GRACE_NS = 100000000 };
+    enum { GRACE_NS = 50000000 };
     uint64_t now = weft__now_ns();
     const struct weft__comm_rank *mine = k->link.world[k->link.world_rank[k->link.rank]];
     uint32_t inside = atomic_load_explicit(&mine->inside, memory_order_relaxed);
@@ -188,7 +188,7 @@ struct work {
     weft_dtype dtype;
     enum weft__cuda_wire wire;
     int64_t tokens, hidden;
-    bool far;
+    bool far, placed;
     bool lean; /* no two-shot, no mixture: kernels whose warps have one group know neither */
 };
 
@@ -200,22 +200,23 @@ static struct shape shape_of(const struct work *work, int cluster)
     int each = (int)weft__ceil_div(groups, cluster * (WEFT__CUDA_THREADS / 32)); /* of a warp */
     int warps = (int)weft__ceil_div(groups, cluster * each);
     bool one = each == 1 && work->lean;
-    int stage_bytes = work->wire == WEFT__CUDA_DENSE ? warps * WEFT__CUDA_STAGE_BYTES : 0;
+    int own_bytes = work->wire == WEFT__CUDA_DENSE           ? WEFT__CUDA_STAGE_BYTES
+                    : work->wire == WEFT__CUDA_PLAIN && !one ? WEFT__CUDA_AHEAD_BYTES
+                                                             : 0;
     return (struct shape){.instance = instance_of(work->dtype, one, work->wire),
                           .cluster = cluster,
                           .threads = 32 * warps,
                           .shared_bytes =
-                              stage_bytes + (one ? 0 : each * warps * 32 * chunk_bytes)};
+                              warps * (own_bytes + (one ? 0 : each * 32 * chunk_bytes))};
 }
 
 /* Blocks that share a row, by rows at work on the device: few rows are spread for latency. Found
  * by the sweep of bench_comm_cuda on an H200. */
-static int cluster_for(const struct weft__comm_kernels *k, int64_t tokens, bool far)
+static int cluster_for(const struct weft__comm_kernels *k, int64_t tokens)
 {
     int64_t rows = tokens * k->rank->sharers;
-    int cluster = rows <= 8 ? WEFT__CUDA_CLUSTER_MAX : rows <= 16 ? 4 : rows <= 256 ? 2 : 1;
-    if (!weft__cuda_has_clusters(&k->rank->device) || far) return 1;
-    return cluster;
+    if (!weft__cuda_has_clusters(&k->rank->device)) return 1;
+    return rows <= 8 ? WEFT__CUDA_CLUSTER_MAX : rows <= 16 ? 4 : rows <= 512 ? 2 : 1;
 }
 
 /* Small grids let their successors come early: one has room to wait beside each of them. Large ones
@@ -229,7 +230,7 @@ static bool choose_shape(struct weft__comm_kernels *k, const struct work *work, 
     const struct weft__cuda_tuning *tuning = &k->tuning;
     bool slow = work->far && work->wire == WEFT__CUDA_PLAIN;
     int64_t tokens = work->tokens, groups = weft__ceil_div(work->hidden, WEFT__CUDA_GROUP);
-    int cluster = cluster_for(k, tokens, slow);
+    int cluster = slow || work->placed ? 1 : cluster_for(k, tokens);
     if (tuning->cluster > 0) cluster = tuning->cluster;
     while (cluster > groups) cluster /= 2; /* each has a group */
     for (; cluster >= 1; cluster /= 2) {
@@ -456,9 +457,13 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
     if (placed) link = &k->paths[WEFT_PATH_PUSH]; /* flags and sums */
     if (wire == WEFT__CUDA_PLACED) wire = WEFT__CUDA_PLAIN;
     struct shape shape;
-    struct work work = {op->dtype,      wire,
-                        rows,           op->hidden,
-                        link->far != 0, !args->post.two_shot && op->moe.top_k == 0 && !placed};
+    struct work work = {.dtype = op->dtype,
+                        .wire = wire,
+                        .tokens = rows,
+                        .hidden = op->hidden,
+                        .far = link->far != 0,
+                        .placed = placed,
+                        .lean = !args->post.two_shot && op->moe.top_k == 0 && !placed};
     if (!choose_shape(k, &work, &shape)) return refuse(k, no_room);
     struct weft__cuda_reduce_args a = {
         .link = *link,
@@ -466,8 +471,8 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
         .cluster = shape.cluster,
         .late_release = tuning->late || !shape.early,
     };
-    int64_t most = args->post.two_shot ? SECTION_TWO_SHOT : SECTION;
     int64_t each = weft__max(1, weft__ceil_div(rows, shape.clusters)); /* rows of a cluster */
+    int64_t most = args->post.two_shot ? SECTION_TWO_SHOT : placed ? each : SECTION;
     a.section = tuning->section > 0 ? tuning->section : (int32_t)weft__min(most, each);
     if (wire == WEFT__CUDA_PLAIN && op->moe.top_k == 0)
         a.own = link->push ? 1 + link->rank : link->sends == 2 ? 2 : 0;
@@ -521,8 +526,11 @@ void weft__cuda_reduce_alone(struct weft__comm_kernels *k, struct weft__cuda_red
                              weft_dtype dtype)
 {
     struct shape shape;
-    struct work work = {
-        dtype, WEFT__CUDA_PLAIN, a->tokens, a->hidden, false, !a->two_shot && a->top_k == 0};
+    struct work work = {.dtype = dtype,
+                        .wire = WEFT__CUDA_PLAIN,
+                        .tokens = a->tokens,
+                        .hidden = a->hidden,
+                        .lean = !a->two_shot && a->top_k == 0};
     if (!choose_shape(k, &work, &shape)) return refuse(k, no_room);
     shape.chained = false;
     a->cluster = shape.cluster;
