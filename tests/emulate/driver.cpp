@@ -47,6 +47,7 @@ WEFT__CUDA_FUNCTIONS(X)
 }
 
 enum { PROCESSORS = 8, BLOCKS_A_PROCESSOR = 2, SHARED_MAX = 227 * 1024, PAGE = 4096, IDLE_US = 20 };
+enum { QUEUE_MAX = 512 }; /* entries of a stream; half of what a driver has room for */
 static const CUresult OUT_OF_MEMORY = 2, NOT_FOUND = 500, NOT_SUPPORTED = 801;
 
 struct task {
@@ -54,6 +55,7 @@ struct task {
     CUstream stream;
     CUevent event;
     uint64_t count; /* of the event's records: number of this one, or of the awaited one */
+    bool of_graph;
     struct emulate::launch launch;
     void *to;
     const void *from;
@@ -198,11 +200,18 @@ static CUstream stream_of(CUstream stream)
 static CUresult submit_or_capture(struct task task)
 {
     CUgraph graph = task.stream->graph;
-    if (graph != nullptr)
+    if (graph != nullptr) {
+        task.of_graph = true;
         graph->tasks.push_back(task);
-    else
-        submit(task);
-    return CUDA_SUCCESS;
+        return CUDA_SUCCESS;
+    }
+    submit(task);
+    std::lock_guard<std::mutex> guard(driver.lock);
+    if (std::count_if(task.stream->queue.begin(), task.stream->queue.end(),
+                      [](const struct task &each) { return !each.of_graph; }) <= QUEUE_MAX)
+        return CUDA_SUCCESS;
+    fprintf(stderr, "emulator: a queue is full: a driver would wait here, and hold up others\n");
+    abort();
 }
 
 static CUresult drain(CUstream stream)
@@ -475,6 +484,12 @@ CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to)
 }
 
 /* ---- graphs: the tasks in the order of their capture, on the same streams ---- */
+
+CUresult cuStreamIsCapturing(CUstream stream, int *status)
+{
+    *status = stream->graph != nullptr;
+    return CUDA_SUCCESS;
+}
 
 CUresult cuStreamBeginCapture_v2(CUstream stream, int)
 {

@@ -30,6 +30,8 @@ struct weft__cuda_rank {
     struct weft__cuda_device device;
     CUstream stream;
     CUstream out, in; /* of copies; forked from the stream and joined again in every operation */
+    CUevent pace[2];  /* recorded after every so many kernels and copies, by turns */
+    uint32_t commands;
     /* by section: sent from here, of both legs; fetched from host memory; summed; last: forking */
     CUevent sent[WEFT__CUDA_LEGS][WEFT__CUDA_SECTIONS_MAX], fetched[WEFT__CUDA_SECTIONS_MAX],
         summed[WEFT__CUDA_SECTIONS_MAX], fork;
@@ -144,6 +146,11 @@ void weft__cuda_fill_move(const struct weft__comm_kernels *k,
                           struct weft__cuda_move_args *out);
 void weft__cuda_move_alone(struct weft__comm_kernels *k, const struct weft__cuda_move_args *a);
 void weft__cuda_step(struct weft__comm_kernels *k, const struct weft__cuda_step_args *a);
+
+/* Before each kernel and copy. A driver whose queue is full, which is at about a thousand entries,
+ * waits inside the call, and holds up the calls of other ranks on the device: of the one, too, that
+ * the first entry waits for. So the caller waits here while a hundred are pending. */
+void weft__cuda_pace(struct weft__cuda_rank *rank);
 uint32_t weft__cuda_sign(struct weft__comm_kernels *k, const struct weft__comm_post *post,
                          const void *plan, size_t plan_bytes);
 

@@ -130,6 +130,7 @@ typedef struct CUlaunchConfig {
     X(stream_destroy, cuStreamDestroy_v2, (CUstream stream))                                     \
     X(stream_sync, cuStreamSynchronize, (CUstream stream))                                       \
     X(stream_query, cuStreamQuery, (CUstream stream))                                            \
+    X(stream_capturing, cuStreamIsCapturing, (CUstream stream, int *status))                     \
     X(stream_wait, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))          \
     X(capture_begin, cuStreamBeginCapture_v2, (CUstream stream, int mode))                       \
     X(capture_end, cuStreamEndCapture, (CUstream stream, CUgraph * out))                         \

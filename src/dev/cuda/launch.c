@@ -274,6 +274,18 @@ weft_status weft__cuda_check_fit(struct weft__comm_kernels *k, weft_error *err)
 
 /* ---- launching ---- */
 
+void weft__cuda_pace(struct weft__cuda_rank *rank)
+{
+    enum { EVERY = 32 };
+    const struct weft__cuda_driver *driver = &rank->device.driver;
+    int capturing = 0;
+    if (++rank->commands % EVERY != 0) return;
+    if (driver->stream_capturing(rank->stream, &capturing) != CUDA_SUCCESS || capturing) return;
+    CUevent event = rank->pace[rank->commands / EVERY % 2];
+    (void)driver->event_sync(event); /* that of 2 * EVERY commands ago, or of none */
+    (void)driver->event_record(event, rank->stream);
+}
+
 /* args begins with a struct weft__cuda_link. */
 static void launch(struct weft__comm_kernels *k, CUfunction function, void *args,
                    const struct shape *shape)
@@ -298,6 +310,7 @@ static void launch(struct weft__comm_kernels *k, CUfunction function, void *args
     void *params[] = {args};
     CUcontext popped;
     (void)driver->context_push(k->rank->device.context);
+    weft__cuda_pace(k->rank);
     CUresult result = driver->launch(&config, function, params, NULL);
     (void)driver->context_pop(&popped);
     if (result == CUDA_SUCCESS) return;

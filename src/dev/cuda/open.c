@@ -95,7 +95,9 @@ static CUresult make_streams(struct weft__cuda_rank *rank)
     for (size_t i = 0; i < WEFT__COUNT(events); i++)
         for (int s = 0; s < WEFT__CUDA_SECTIONS_MAX && result == CUDA_SUCCESS; s++)
             result = driver->event_create(&events[i][s], CU_EVENT_DISABLE_TIMING);
-    if (result == CUDA_SUCCESS) result = driver->event_create(&rank->fork, CU_EVENT_DISABLE_TIMING);
+    CUevent *const others[] = {&rank->fork, &rank->pace[0], &rank->pace[1]};
+    for (size_t i = 0; i < WEFT__COUNT(others) && result == CUDA_SUCCESS; i++)
+        result = driver->event_create(others[i], CU_EVENT_DISABLE_TIMING);
     return result;
 }
 
@@ -109,7 +111,9 @@ static void drop_streams(struct weft__cuda_rank *rank)
     for (size_t i = 0; i < WEFT__COUNT(events); i++)
         for (int s = 0; s < WEFT__CUDA_SECTIONS_MAX; s++)
             if (events[i][s] != NULL) (void)driver->event_destroy(events[i][s]);
-    if (rank->fork != NULL) (void)driver->event_destroy(rank->fork);
+    const CUevent others[] = {rank->fork, rank->pace[0], rank->pace[1]};
+    for (size_t i = 0; i < WEFT__COUNT(others); i++)
+        if (others[i] != NULL) (void)driver->event_destroy(others[i]);
 }
 
 /* The device, with one copy of the kernels for all threads that are ranks on it: chips fetch

@@ -142,13 +142,14 @@ static uint64_t source_of(const struct job *job, int leg)
 static void copy(struct job *job, uint64_t to, uint64_t from, struct part part, CUstream stream)
 {
     if (part.bytes == 0) return;
+    weft__cuda_pace(job->k->rank);
     check(job, driver_of(job)->copy(to + part.at, from + part.at, part.bytes, stream));
 }
 
 static void copy_flag(struct job *job, uint64_t slot, int leg, int section)
 {
-    uint64_t epoch = job->k->paths[job->path].epoch;
-    check(job, driver_of(job)->copy(slot + flag_at(leg, section), epoch, 4, out_of(job)));
+    struct part word = {.at = 0, .bytes = 4};
+    copy(job, slot + flag_at(leg, section), job->k->paths[job->path].epoch, word, out_of(job));
 }
 
 static void send_to_peers(struct job *job, int leg, int section)
