@@ -220,9 +220,10 @@ WEFT_API WEFT_CHECKED weft_status weft_comm_broadcast(weft_comm *comm, const wef
 WEFT_API WEFT_CHECKED weft_status weft_comm_barrier(weft_comm *comm, weft_error *err);
 
 /* ---- GPU ranks ----
- * Operations take device memory, aligned to 16 bytes, enqueue work on the rank's stream and return;
- * a CUDA graph can capture them and replays while the communicator is open. Failures come out of
- * later calls. Ranks that share a device must be able to run at once. */
+ * Operations take device memory, aligned to 16 bytes, enqueue work on the rank's stream and return,
+ * unless about a hundred kernels and copies are pending, which they wait for: call each rank's from
+ * a thread of its own. A CUDA graph can capture them and replays while the communicator is open.
+ * Failures come out of later calls. Ranks that share a device must be able to run at once. */
 
 /* The CUstream of a GPU rank, owned by the communicator; NULL on CPUs. */
 WEFT_API void *weft_comm_stream(const weft_comm *comm);
