@@ -7,7 +7,7 @@
 
 #include "cuda_ranks.h"
 
-enum { WIDTH = 4096, ROWS = 3, OPERATIONS = 60, BUDGET_MS = 20000, CULPRIT = 1, ENDS = 42 };
+enum { WIDTH = 4096, ROWS = 3, OPERATIONS = 200, BUDGET_MS = 20000, CULPRIT = 1, ENDS = 42 };
 
 extern char **environ;
 

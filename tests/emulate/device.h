@@ -296,10 +296,14 @@ static inline uint64_t now_ns()
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* As late as can be: when it is waited for. */
+/* Half of the warps as late as can be, when it is waited for, the others at once. */
 static inline void load_ahead(uint4 *to, const uint4 *from)
 {
     struct emulate::fiber *me = emulate::current;
+    if (me->thread / emulate::WARP % 2 != me->block->index % 2) {
+        *to = *from;
+        return;
+    }
     me->ahead[me->aheads++] = {to, from, me->group};
 }
 

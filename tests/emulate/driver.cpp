@@ -469,6 +469,12 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned)
     return event_task(event, stream, true);
 }
 
+CUresult cuEventQuery(CUevent event)
+{
+    std::lock_guard<std::mutex> guard(driver.lock);
+    return event->reached >= event->recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
 CUresult cuEventSynchronize(CUevent event)
 {
     std::unique_lock<std::mutex> guard(driver.lock);
@@ -484,6 +490,8 @@ CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to)
 }
 
 /* ---- graphs: the tasks in the order of their capture, on the same streams ---- */
+
+CUresult cuThreadExchangeStreamCaptureMode(int *) { return CUDA_SUCCESS; }
 
 CUresult cuStreamIsCapturing(CUstream stream, int *status)
 {

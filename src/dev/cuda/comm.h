@@ -149,8 +149,9 @@ void weft__cuda_step(struct weft__comm_kernels *k, const struct weft__cuda_step_
 
 /* Before each kernel and copy. A driver whose queue is full, which is at about a thousand entries,
  * waits inside the call, and holds up the calls of other ranks on the device: of the one, too, that
- * the first entry waits for. So the caller waits here while a hundred are pending. */
-void weft__cuda_pace(struct weft__cuda_rank *rank);
+ * the first entry waits for. So the caller waits here while a hundred kernels and copies are
+ * pending, which with the events between them are some hundreds of entries. */
+void weft__cuda_pace(struct weft__comm_kernels *k);
 uint32_t weft__cuda_sign(struct weft__comm_kernels *k, const struct weft__comm_post *post,
                          const void *plan, size_t plan_bytes);
 

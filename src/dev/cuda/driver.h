@@ -25,7 +25,8 @@ enum { /* CUdevice_attribute */
        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
 };
 enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
-enum { CU_STREAM_NON_BLOCKING = 1, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1 };
+enum { CU_STREAM_NON_BLOCKING = 1 };
+enum { CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1, CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
 enum { CU_EVENT_DISABLE_TIMING = 2, CU_EVENT_RECORD_EXTERNAL = 1 };
 enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
 
@@ -132,6 +133,7 @@ typedef struct CUlaunchConfig {
     X(stream_query, cuStreamQuery, (CUstream stream))                                            \
     X(stream_capturing, cuStreamIsCapturing, (CUstream stream, int *status))                     \
     X(stream_wait, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))          \
+    X(capture_mode, cuThreadExchangeStreamCaptureMode, (int *mode))                              \
     X(capture_begin, cuStreamBeginCapture_v2, (CUstream stream, int mode))                       \
     X(capture_end, cuStreamEndCapture, (CUstream stream, CUgraph * out))                         \
     X(graph_make, cuGraphInstantiateWithFlags,                                                   \
@@ -144,6 +146,7 @@ typedef struct CUlaunchConfig {
     X(event_record, cuEventRecord, (CUevent event, CUstream stream))                             \
     X(event_record_in_graph, cuEventRecordWithFlags,                                             \
       (CUevent event, CUstream stream, unsigned flags))                                          \
+    X(event_query, cuEventQuery, (CUevent event))                                                \
     X(event_sync, cuEventSynchronize, (CUevent event))                                           \
     X(event_elapsed, cuEventElapsedTime, (float *ms, CUevent from, CUevent to))                  \
     X(library_load, cuLibraryLoadData,                                                           \
@@ -199,7 +202,8 @@ struct weft__cuda_device {
 
 /* Makes the context and loads every embedded kernel; nothing is loaded later. The calling thread's
  * current context is as before. */
-/* lender: NULL, or the same device, opened; its kernels are taken, and it is closed after this. */
+/* lender: NULL, or the same device, opened; its kernels are taken, so it is closed when this one
+ * has launched its last. */
 weft_status weft__cuda_open(int ordinal, const struct weft__cuda_device *lender,
                             struct weft__cuda_device *out, weft_error *err);
 void weft__cuda_close(struct weft__cuda_device *device); /* zeroed is allowed */

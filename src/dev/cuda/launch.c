@@ -68,17 +68,25 @@ static void watch_nccl(const struct weft__comm_kernels *k, struct vigil *vigil)
     if (vigil->failed_at != 0 && now - vigil->failed_at > GRACE_NS) weft__nccl_abort(k->rank->nccl);
 }
 
-/* Looks, while waiting, whether ranks that are processes still live, and after NCCL. */
-static CUresult wait_for_stream(const struct weft__comm_kernels *k)
+static CUresult query(const struct weft__comm_kernels *k, CUevent event)
+{
+    const struct weft__cuda_driver *driver = &k->rank->device.driver;
+    return event != NULL ? driver->event_query(event) : driver->stream_query(k->rank->stream);
+}
+
+/* For an event, or NULL: all of the rank's stream. Looks meanwhile whether ranks that are processes
+ * still live, and after NCCL. */
+static CUresult wait_for(const struct weft__comm_kernels *k, CUevent event)
 {
     enum { SLICE_NS = 20000 };
     const struct weft__cuda_driver *driver = &k->rank->device.driver;
     uint64_t begun = weft__now_ns();
     bool looks = k->link.meeting != NULL || k->rank->nccl != NULL;
     struct vigil vigil = {0};
-    CUresult result =
-        looks ? driver->stream_query(k->rank->stream) : driver->stream_sync(k->rank->stream);
-    for (; result == CUDA_ERROR_NOT_READY; result = driver->stream_query(k->rank->stream)) {
+    if (!looks)
+        return event != NULL ? driver->event_sync(event) : driver->stream_sync(k->rank->stream);
+    CUresult result = query(k, event);
+    for (; result == CUDA_ERROR_NOT_READY; result = query(k, event)) {
         if (k->rank->nccl != NULL) watch_nccl(k, &vigil);
         int dead = weft__comm_ended(&k->link);
         if (dead >= 0) { /* the kernels find the fault, and end */
@@ -102,7 +110,7 @@ void weft__cuda_sync(struct weft__comm_kernels *k)
     const struct weft__cuda_driver *driver = &k->rank->device.driver;
     CUcontext popped;
     (void)driver->context_push(k->rank->device.context);
-    CUresult result = wait_for_stream(k);
+    CUresult result = wait_for(k, NULL);
     (void)driver->context_pop(&popped);
     if (failed(k) || result == CUDA_SUCCESS) return;
     weft_error why;
@@ -274,15 +282,18 @@ weft_status weft__cuda_check_fit(struct weft__comm_kernels *k, weft_error *err)
 
 /* ---- launching ---- */
 
-void weft__cuda_pace(struct weft__cuda_rank *rank)
+void weft__cuda_pace(struct weft__comm_kernels *k)
 {
     enum { EVERY = 32 };
+    struct weft__cuda_rank *rank = k->rank;
     const struct weft__cuda_driver *driver = &rank->device.driver;
-    int capturing = 0;
+    int capturing = 0, mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* other threads may be capturing */
     if (++rank->commands % EVERY != 0) return;
     if (driver->stream_capturing(rank->stream, &capturing) != CUDA_SUCCESS || capturing) return;
     CUevent event = rank->pace[rank->commands / EVERY % 2];
-    (void)driver->event_sync(event); /* that of 2 * EVERY commands ago, or of none */
+    (void)driver->capture_mode(&mode);
+    (void)wait_for(k, event); /* that of 2 * EVERY commands ago, or of none */
+    (void)driver->capture_mode(&mode);
     (void)driver->event_record(event, rank->stream);
 }
 
@@ -310,7 +321,7 @@ static void launch(struct weft__comm_kernels *k, CUfunction function, void *args
     void *params[] = {args};
     CUcontext popped;
     (void)driver->context_push(k->rank->device.context);
-    weft__cuda_pace(k->rank);
+    weft__cuda_pace(k);
     CUresult result = driver->launch(&config, function, params, NULL);
     (void)driver->context_pop(&popped);
     if (result == CUDA_SUCCESS) return;

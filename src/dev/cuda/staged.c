@@ -142,7 +142,7 @@ static uint64_t source_of(const struct job *job, int leg)
 static void copy(struct job *job, uint64_t to, uint64_t from, struct part part, CUstream stream)
 {
     if (part.bytes == 0) return;
-    weft__cuda_pace(job->k->rank);
+    weft__cuda_pace(job->k);
     check(job, driver_of(job)->copy(to + part.at, from + part.at, part.bytes, stream));
 }
 
