@@ -200,10 +200,9 @@ struct weft__cuda_device {
     bool borrowed; /* these are another's */
 };
 
-/* Makes the context and loads every embedded kernel; nothing is loaded later. The calling thread's
- * current context is as before. */
-/* lender: NULL, or the same device, opened; its kernels are taken, so it is closed when this one
- * has launched its last. */
+/* Makes the context and loads every embedded kernel, or takes those of the lender: the same device,
+ * opened, to be closed when this one has launched its last; NULL: none. Nothing is loaded later.
+ * The calling thread's current context is as before. */
 weft_status weft__cuda_open(int ordinal, const struct weft__cuda_device *lender,
                             struct weft__cuda_device *out, weft_error *err);
 void weft__cuda_close(struct weft__cuda_device *device); /* zeroed is allowed */
