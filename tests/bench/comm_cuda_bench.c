@@ -252,7 +252,7 @@ static int by_value(const void *a, const void *b)
 static int chain_of(const struct setup *setup)
 {
     if (weft__cuda_is_staged(setup->tuning.path)) return CHAIN / 10;
-    return setup->rows <= 16 ? CHAIN : setup->rows <= 64 ? CHAIN / 2 : CHAIN / 10;
+    return setup->rows <= 16 ? CHAIN : CHAIN / 2;
 }
 
 /* An event belongs to a device, as do the streams that record it. */

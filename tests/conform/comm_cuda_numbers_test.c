@@ -85,7 +85,7 @@ static struct plan pick_plan(uint64_t *state, uint32_t usable)
     struct plan plan = {.seed = next_random(state)};
     plan.dtype = dtypes[pick_from(state, 0, 2)];
     plan.hidden = hiddens[pick_from(state, 0, 9)];
-    plan.tokens = pick_from(state, 0, 9) == 0 ? pick_from(state, 0, 1024) : pick_from(state, 0, 40);
+    plan.tokens = pick_from(state, 0, 9) == 0 ? pick_from(state, 0, 4096) : pick_from(state, 0, 40);
     if (plan.tokens * plan.hidden > 1 << 20) plan.tokens = (1 << 20) / plan.hidden;
     plan.data = (int)pick_from(state, 0, 2);
     plan.scatter = pick_from(state, 0, 3) == 0;

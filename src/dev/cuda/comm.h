@@ -6,7 +6,7 @@
 #include "driver.h"
 
 enum {
-    WEFT__CUDA_ROWS_MAX = 2048,            /* of one launch */
+    WEFT__CUDA_ROWS_MAX = 2048,            /* of one launch; each has flags */
     WEFT__CUDA_PACKED_BYTES = 2048 * 1024, /* of a half slot: 1 MiB of data */
     WEFT__CUDA_BLOCKS_MAX = 2048,          /* of one launch; each has a flag */
     WEFT__CUDA_STATIC_SHARED = 8 * 1024,   /* bytes, at least what a kernel declares itself */

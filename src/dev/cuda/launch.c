@@ -464,6 +464,23 @@ static int64_t find_places(const struct weft__comm_kernels *k, uint64_t bytes,
     return (int64_t)at;
 }
 
+/* Whether inputs are read where they are. */
+static bool is_placed(const struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args)
+{
+    enum weft__cuda_wire wire = k->tuning.wire;
+    if (wire == WEFT__CUDA_WIRE_AUTO) wire = weft__way_form(args->way);
+    return wire == WEFT__CUDA_PLACED && path_of(k, args->way) == WEFT_PATH_PULL &&
+           k->link.size > 1 && !k->tuning.local;
+}
+
+/* Rows of one launch. Those that are sent have flags. */
+static int64_t rows_max(const struct weft__comm_kernels *k,
+                        const struct weft__comm_reduce_args *args)
+{
+    if (!is_placed(k, args) || args->post.two_shot) return WEFT__CUDA_ROWS_MAX;
+    return INT32_MAX / args->op.hidden; /* the kernel counts elements */
+}
+
 /* A piece that one launch can do. */
 static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_reduce_args *args,
                          int64_t first, int64_t rows)
@@ -476,8 +493,7 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
     enum weft__cuda_wire wire;
     if (!choose_wire(k, args, rows, link->far != 0, &wire))
         return refuse(k, "CUDA: the message is too long for the form asked for");
-    bool placed =
-        wire == WEFT__CUDA_PLACED && path == WEFT_PATH_PULL && k->link.size > 1 && !tuning->local;
+    bool placed = is_placed(k, args);
     if (placed) link = &k->paths[WEFT_PATH_PUSH]; /* flags and sums */
     if (wire == WEFT__CUDA_PLACED) wire = WEFT__CUDA_PLAIN;
     struct shape shape;
@@ -500,7 +516,8 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
     a.section = tuning->section > 0 ? tuning->section : (int32_t)weft__min(most, each);
     if (wire == WEFT__CUDA_PLAIN && op->moe.top_k == 0)
         a.own = link->push ? 1 + link->rank : link->sends == 2 ? 2 : 0;
-    if (rows == 1) a.link.far = 0; /* looking with all lanes is quicker, and still cheap */
+    /* With one peer, or one row, looking with all lanes is quicker, and still cheap. */
+    if (k->link.size == 2 || rows == 1) a.link.far = 0;
     if (tuning->local) a.link.ranks = 1, a.link.sends = 0, a.two_shot = 0;
     fill_rows(&a, args, first, rows);
     if (a.two_shot) {
@@ -593,7 +610,7 @@ void weft__cuda_reduce(struct weft__comm_kernels *k, const struct weft__comm_red
         return weft__cuda_reduce_staged(k, args, path);
     int64_t end = args->first + args->rows, first = args->first;
     do {
-        int64_t rows = weft__min(WEFT__CUDA_ROWS_MAX, end - first);
+        int64_t rows = weft__min(rows_max(k, args), end - first);
         reduce_piece(k, args, first, rows);
         first += rows;
     } while (first < end);
