@@ -159,10 +159,25 @@ int weft__head_parse(const char *data, size_t size, struct weft__head *head)
     return status;
 }
 
+/* Clients that take this server for a proxy name the whole address. */
+static struct weft__slice without_origin(struct weft__slice target)
+{
+    static const char *const schemes[] = {"http://", "https://"};
+    for (size_t i = 0; i < WEFT__COUNT(schemes); i++) {
+        size_t host = strlen(schemes[i]), at = host;
+        if (target.len <= host || strncasecmp(target.data, schemes[i], host) != 0) continue;
+        while (at < target.len && target.data[at] != '/' && target.data[at] != '?') at++;
+        if (at == target.len) return (struct weft__slice){"/", 1};
+        if (at > host) return (struct weft__slice){target.data + at, target.len - at};
+    }
+    return target;
+}
+
 bool weft__path_decode(struct weft__slice target, char out[WEFT__PATH_MAX],
                        struct weft__slice *query)
 {
     size_t len = 0;
+    target = without_origin(target);
     const char *mark = memchr(target.data, '?', target.len);
     size_t path = mark != NULL ? (size_t)(mark - target.data) : target.len;
     *query = mark != NULL ? (struct weft__slice){mark + 1, target.len - path - 1}

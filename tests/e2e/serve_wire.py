@@ -88,6 +88,7 @@ def test_refusals(s):
         head, _, body = answer.partition(b"\r\n\r\n")
         check(what + ": JSON", b"application/json" in head and "error" in json.loads(body), answer)
         check(what + ": closes", b"Connection: close" in head, head)
+    same("a whole address", statuses(s.raw(b"GET http://x/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")), [200])
     check("the host is named", b"one Host header" in s.raw(b"GET /health HTTP/1.1\r\n\r\n"))
     check("unknown method", b"/ does not work with this method" in s.raw(b"BREW / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
     same("unknown path before the body", statuses(s.raw(

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds with a sanitizer preset and runs the tests there: sanitize.sh PRESET [soak]. asan runs all but
-# the load generator's, whose stubs keep time, and those whose other programs (mpirun, Python clients,
-# Chromium) take longer than what they show of ours: these in soak. tsan runs those where threads meet:
+# the load generator's, whose stubs keep time, and those that take longer than what they show, with other
+# programs (mpirun, Python clients, Chromium) or arithmetic: these in soak. tsan runs those where threads meet:
 # collectives, teams, the engine answering many prompts at once, and in soak the server under load.
 set -eu
 preset=$1 mode=${2:-}
@@ -12,8 +12,8 @@ export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after
 export UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 case $preset$mode in
-asan) set -- -E '^e2e_(bench_load|bench_where|hosts|serve_clients|serve_console)$' ;;
-asansoak) set -- -C Soak -R '^soak_(comm|e2e_s)|^e2e_(hosts|serve_clients|serve_console)$' ;;
+asan) set -- -E '^e2e_(bench_load|bench_where|hosts|perplexity|serve_clients|serve_console)$' ;;
+asansoak) set -- -C Soak -R '^soak_(comm|e2e_s)|^e2e_(hosts|perplexity|serve_clients|serve_console)$' ;;
 tsan) set -- -R '^(comm|example)_|^dev_team$|^e2e_facts$' ;;
 tsansoak) set -- -C Soak -R '^soak_(comm_|e2e_serve_load$)' ;;
 esac

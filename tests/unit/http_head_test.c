@@ -131,7 +131,12 @@ static void paths_are_decoded(void **unused)
         {"/a%zz", NULL, NULL},
         {"/a%00", NULL, NULL},
         {"*", NULL, NULL},
-        {"http://h/a", NULL, NULL},
+        {"http://h:80/a?b", "/a", "b"},
+        {"HTTPS://h", "/", ""},
+        {"http://", NULL, NULL},
+        {"http:///a", NULL, NULL},
+        {"http://h?a/b", NULL, NULL},
+        {"ftp://h/a", NULL, NULL},
         {"?a", NULL, NULL},
         {"/%c3%a4", "/\xc3\xa4", ""},
     };
