@@ -47,9 +47,11 @@ json_t *weft__body_parse(const struct weft__buf *body, struct weft__refusal *ref
     if (!body_is_moderate(body, refusal)) return NULL;
     json_t *root = json_loadb(body->data, body->len, JSON_ALLOW_NUL, &error);
     if (root == NULL) {
+        bool large = json_error_code(&error) == json_error_numeric_overflow;
         (void)weft__refuse(refusal, 400, "invalid_json", NULL,
-                           "the body is not valid JSON: %.200s (line %d, column %d)", error.text,
-                           error.line, error.column);
+                           "the body %s: %.200s (line %d, column %d)",
+                           large ? "has a number that 64 bits cannot hold" : "is not valid JSON",
+                           error.text, error.line, error.column);
         return NULL;
     }
     if (!json_is_object(root)) {
@@ -75,7 +77,7 @@ bool weft__json_integer(const json_t *value, int64_t *out)
         return true;
     }
     double real = json_is_real(value) ? json_real_value(value) : NAN;
-    if (!(fabs(real) < 9e15) || real != floor(real)) return false;
+    if (!(fabs(real) < 0x1p63) || real != floor(real)) return false;
     *out = (int64_t)real;
     return true;
 }
@@ -93,7 +95,7 @@ bool weft__field_int(const json_t *object, const char *name, int64_t min, int64_
                      struct weft__refusal *refusal)
 {
     const json_t *value = weft__field(object, name);
-    char range[64], given[48];
+    char given[48];
     int64_t integer;
     if (value == NULL) return true;
     bool is_integer = weft__json_integer(value, &integer);
@@ -101,12 +103,9 @@ bool weft__field_int(const json_t *object, const char *name, int64_t min, int64_
         *out = integer;
         return true;
     }
-    if (max == INT64_MAX)
-        (void)snprintf(range, sizeof range, "of at least %lld", (long long)min);
-    else
-        (void)snprintf(range, sizeof range, "from %lld to %lld", (long long)min, (long long)max);
     return weft__refuse(refusal, 400, is_integer ? "invalid_value" : "invalid_type", name,
-                        "%s is %s; it must be an integer %s", name, describe(value, given), range);
+                        "%s is %s; it must be an integer from %lld to %lld", name,
+                        describe(value, given), (long long)min, (long long)max);
 }
 
 static bool field_float(const json_t *object, const char *name, double min, double max, float *out,
@@ -146,12 +145,20 @@ static bool refuse_unsupported(const json_t *params, struct weft__refusal *refus
         "regex",         "ebnf",           "structural_tag", "guided_json",        "guided_regex",
         "guided_choice", "guided_grammar", "grammar",        "structured_outputs",
     };
-    for (size_t i = 0; i < WEFT__COUNT(constraints); i++)
+    size_t i;
+    for (i = 0; i < WEFT__COUNT(constraints); i++)
         if (weft__field(params, constraints[i]) != NULL)
             return weft__refuse(refusal, 400, "unsupported", constraints[i],
                                 "%s is not supported: answers are constrained by "
                                 "response_format alone",
                                 constraints[i]);
+    const json_t *modalities = weft__field(params, "modalities"), *modality;
+    bool text = modalities == NULL || json_is_array(modalities);
+    json_array_foreach (modalities, i, modality)
+        text &= json_is_string(modality) && strcmp(json_string_value(modality), "text") == 0;
+    if (!text)
+        return weft__refuse(refusal, 400, "unsupported", "modalities",
+                            "modalities: answers are text; only [\"text\"] is supported");
     const json_t *suffix = weft__field(params, "suffix");
     if (suffix != NULL && json_string_length(suffix) != 0)
         return weft__refuse(refusal, 400, "unsupported", "suffix", "suffix is not supported");
@@ -375,6 +382,9 @@ static bool read_native(struct weft__ask *ask, const json_t *params, struct weft
     bool logprobs = false;
     int64_t top = 0, from = -1;
     ask->max_tokens = 128;
+    if (weft__field(body, "text") != NULL && weft__field(body, "input_ids") != NULL)
+        return weft__refuse(refusal, 400, "invalid_value", "input_ids",
+                            "text and input_ids are both given; one of them is wanted");
     if (!weft__field_bool(body, "return_logprob", &logprobs, refusal) ||
         !weft__field_int(body, "top_logprobs_num", 0, WEFT__TOP_LOGPROBS_MAX, &top, refusal) ||
         !weft__field_int(body, "logprob_start_len", -1, INT64_MAX, &from, refusal) ||

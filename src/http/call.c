@@ -453,6 +453,7 @@ void weft__call_fail(struct weft__call *call, const struct weft__refusal *refusa
     struct weft__conn *conn = call->conn;
     if (conn == NULL) return;
     if (call->head_sent) {
+        conn->error = refusal->code;
         call->server->scratch.len = 0;
         weft__render_error(refusal, &call->server->scratch);
         conn->close_after = true;

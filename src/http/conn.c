@@ -29,6 +29,7 @@ static void start_waiting(struct weft__conn *conn)
     conn->state = WEFT__CONN_HEAD;
     conn->deadline_ns = after_s(WEFT__IDLE_S);
     conn->status = 0;
+    conn->error = NULL;
     conn->request_id[0] = '\0';
 }
 
@@ -294,6 +295,7 @@ void weft__respond_refusal(struct weft__conn *conn, const struct weft__refusal *
     struct weft__buf body;
     char headers[128] = "";
     int status = refusal->status;
+    conn->error = refusal->code;
     weft__buf_init(&body, 16384);
     weft__put_refusal(&body, refusal);
     if (status == 429 || status == 503)
@@ -359,17 +361,24 @@ void weft__stream_end(struct weft__conn *conn)
 /* Answers what is no request: its words go by the status, unless there are better ones. */
 static void refuse_http(struct weft__conn *conn, int status, const char *words)
 {
+    static const struct {
+        int status;
+        const char *code, *words;
+    } known[] = {
+        {400, "not_http", "the request is not HTTP/1.1 that this server understands"},
+        {408, "not_in_time", "the request did not arrive in time"},
+        {413, "body_too_long", "the body is longer than this server accepts"},
+        {417, "unknown_expectation", "only the expectation 100-continue is known"},
+        {431, "head_too_long", "the head is longer than 64 KiB or 128 lines"},
+        {501, "unknown_coding", "the only transfer coding known is chunked"},
+        {503, "bodies_full", "too many bodies are being received or answered; try again later"},
+        {505, "unknown_version", "only HTTP/1.0 and HTTP/1.1 are spoken"},
+    };
     struct weft__refusal refusal = {0};
-    const char *why =
-        words != NULL ? words : "the request is not HTTP/1.1 that this server understands";
-    if (status == 408) why = "the request did not arrive in time";
-    if (status == 413) why = "the body is longer than this server accepts";
-    if (status == 417) why = "only the expectation 100-continue is known";
-    if (status == 431) why = "the head is longer than 64 KiB or 128 lines";
-    if (status == 501) why = "the only transfer coding known is chunked";
-    if (status == 503) why = "too many bodies are being received or answered; try again later";
-    if (status == 505) why = "only HTTP/1.0 and HTTP/1.1 are spoken";
-    (void)weft__refuse(&refusal, status, NULL, NULL, "%s", why);
+    size_t i = WEFT__COUNT(known) - 1;
+    while (i > 0 && known[i].status != status) i--;
+    (void)weft__refuse(&refusal, status, known[i].code, NULL, "%s",
+                       words != NULL ? words : known[i].words);
     if (conn->request_id[0] == '\0') weft__server_new_id(conn->server, conn->request_id);
     conn->close_after = true;
     conn->state = WEFT__CONN_BUSY;

@@ -24,7 +24,7 @@ struct weft__server_options {
     int64_t ping_interval_s;   /* comment lines in quiet streams; 0: none */
     int64_t max_body;          /* bytes of a request's body */
     bool json_log;
-    /* One line, no newline, from the loop's thread. */
+    /* One line, no newline, from any thread. */
     void (*log)(void *ctx, const char *line, size_t len);
     void *ctx;
 };
@@ -34,6 +34,10 @@ struct weft__server_options {
 weft_status weft__server_open(const struct weft__server_options *options, struct weft__server **out,
                               weft_error *err);
 void weft__server_close(struct weft__server *server); /* NULL allowed; before the engine's close */
+
+/* A line of the log that is about no request, from any thread; needs no open server. */
+void weft__log_event(const struct weft__server_options *options, const char *event,
+                     const char *text);
 
 int weft__server_port(const struct weft__server *server);
 bool weft__server_loaded(const struct weft__server *server); /* ready was called */

@@ -11,7 +11,7 @@
  *   text.c     stop strings; JSON text
  *   extract.c  reasoning, content and tool calls of a chat's text; pure
  *   render.c   answers and stream events
- *   metrics.c  histograms, /metrics, /v1/stats
+ *   metrics.c  histograms, /metrics, /stats
  *   server.c   the loop */
 #ifndef WEFT_SRC_HTTP_PRIVATE_H
 #define WEFT_SRC_HTTP_PRIVATE_H
@@ -215,6 +215,7 @@ struct weft__conn {
     char request_id[WEFT__REQUEST_ID_MAX + 1];
     char peer[64];
     int status;                    /* of the answer */
+    const char *error;             /* the code of what was refused, or ended the stream */
     struct weft__reading *reading; /* under way */
     struct weft__call *call;
 };

@@ -277,7 +277,7 @@ static void route_tokenizer_info(struct weft__conn *conn)
 static void route_profile(struct weft__conn *conn)
 {
     respond_literal(conn, "{\"success\":true,\"message\":\"weft has no profiler to start; "
-                          "/metrics and /v1/stats are always on\"}");
+                          "/metrics and /stats are always on\"}");
 }
 
 /* Idle prefixes can be dropped while others run, so nothing has to be waited for. */
@@ -350,23 +350,27 @@ static void route_console(struct weft__conn *conn)
 /* ---- the table ---- */
 
 enum { GET = 1 << WEFT__METHOD_GET, POST = 1 << WEFT__METHOD_POST };
-enum { OPEN = 1, /* no key */ EARLY = 2 /* also while loading or draining */ };
+enum {
+    OPEN = 1,  /* no key */
+    EARLY = 2, /* also while loading or draining */
+    API = 4    /* also below /v1, where nothing of the operator's is */
+};
 
 static const struct route {
-    const char *path; /* without /v1; a final slash: everything below */
+    const char *path; /* a final slash: everything below */
     int methods, flags;
     void (*answer)(struct weft__conn *);
 } routes[] = {
     {"/", GET, OPEN | EARLY, route_console},
-    {"/models", GET, 0, route_models},
-    {"/models/", GET, 0, route_model},
-    {"/completions", POST, 0, route_completions},
-    {"/chat/completions", POST, 0, route_chat},
+    {"/models", GET, API, route_models},
+    {"/models/", GET, API, route_model},
+    {"/completions", POST, API, route_completions},
+    {"/chat/completions", POST, API, route_chat},
     {"/generate", POST, 0, route_generate},
     {"/tokenize", POST, 0, weft__route_tokenize},
     {"/detokenize", POST, 0, weft__route_detokenize},
     {"/tokenizer_info", GET, 0, route_tokenizer_info},
-    {"/health", GET, OPEN | EARLY, route_health},
+    {"/health", GET, OPEN | EARLY | API, route_health},
     {"/ping", GET | POST, OPEN | EARLY, route_health},
     {"/health_generate", GET, OPEN, weft__call_probe},
     {"/metrics", GET, OPEN | EARLY, weft__route_metrics},
@@ -376,8 +380,6 @@ static const struct route {
     {"/server_info", GET, 0, route_server_info},
     {"/get_server_info", GET, 0, route_server_info},
     {"/get_load", GET, 0, route_load},
-    {"/load", GET, 0, route_load},
-    {"/loads", GET, 0, route_load},
     {"/version", GET, EARLY, route_version},
     {"/flush_cache", GET | POST, 0, route_flush},
     {"/reset_prefix_cache", POST, 0, route_flush},
@@ -388,8 +390,10 @@ static const struct route {
 
 static const struct route *find_route(const char *path)
 {
-    if (strncmp(path, "/v1/", 4) == 0) path += 3;
+    bool api = strncmp(path, "/v1/", 4) == 0;
+    if (api) path += 3;
     for (size_t i = 0; i < WEFT__COUNT(routes); i++) {
+        if (api && (routes[i].flags & API) == 0) continue;
         const char *known = routes[i].path;
         size_t len = strlen(known);
         bool below = len > 1 && known[len - 1] == '/';
@@ -433,6 +437,7 @@ static void refuse_method(struct weft__conn *conn, const struct route *route)
     (void)weft__refuse(
         &refusal, 405, "method_not_allowed", NULL, "%s does not work with %s", conn->path,
         conn->method == WEFT__METHOD_OTHER ? "this method" : weft__method_name(conn->method));
+    conn->error = refusal.code;
     weft__buf_init(&body, 16384);
     weft__put_refusal(&body, &refusal);
     weft__respond(conn, 405, "application/json", headers,
@@ -445,9 +450,10 @@ bool weft__route_check(struct weft__conn *conn, const struct weft__head *head)
     const struct route *route = find_route(conn->path);
     struct weft__refusal refusal = {0};
     if (conn->method == WEFT__METHOD_OPTIONS) {
+        /* The star is every header but that one. */
         weft__respond(conn, 204, NULL,
                       "Access-Control-Allow-Methods: GET, POST, OPTIONS\r\n"
-                      "Access-Control-Allow-Headers: authorization, content-type, x-request-id\r\n"
+                      "Access-Control-Allow-Headers: authorization, *\r\n"
                       "Access-Control-Max-Age: 86400\r\n",
                       (struct weft__slice){"", 0});
         return false;

@@ -75,35 +75,39 @@ void weft__server_log(struct weft__server *server, const struct weft__conn *conn
     weft__put_cstring(&line, conn->path);
     weft__buf_printf(&line, json ? ",\"status\":%d,\"seconds\":%.6f" : " status=%d seconds=%.6f",
                      conn->status, seconds);
+    if (conn->error != NULL)
+        weft__buf_printf(&line, json ? ",\"error\":\"%s\"" : " error=%s", conn->error);
     if (conn->call != NULL) {
         struct counts c = counts_of(conn->call);
         weft__buf_printf(&line,
                          json ? ",\"prompt_tokens\":%lld,\"cached_tokens\":%lld,"
-                                "\"completion_tokens\":%lld,\"ttft_seconds\":%.6f"
-                              : " prompt=%lld cached=%lld completion=%lld ttft=%.6f",
-                         (long long)c.prompt, (long long)c.cached, (long long)c.generated,
-                         c.ttft_s);
+                                "\"completion_tokens\":%lld"
+                              : " prompt=%lld cached=%lld completion=%lld",
+                         (long long)c.prompt, (long long)c.cached, (long long)c.generated);
+        if (c.ttft_s >= 0)
+            weft__buf_printf(&line, json ? ",\"ttft_seconds\":%.6f" : " ttft=%.6f", c.ttft_s);
     }
     weft__buf_puts(&line, json ? "}" : "");
     if (!line.failed) server->options.log(server->options.ctx, line.data, line.len);
     weft__buf_free(&line);
 }
 
-static void log_event(struct weft__server *server, const char *event, const char *text)
+void weft__log_event(const struct weft__server_options *options, const char *event,
+                     const char *text)
 {
     struct weft__buf line;
-    if (server->options.log == NULL) return;
+    if (options->log == NULL) return;
     weft__buf_init(&line, 32768);
-    weft__buf_puts(&line, server->options.json_log ? "{\"time\":\"" : "");
+    weft__buf_puts(&line, options->json_log ? "{\"time\":\"" : "");
     put_time(&line);
-    if (server->options.json_log) {
+    if (options->json_log) {
         weft__buf_printf(&line, "\",\"event\":\"%s\",\"text\":", event);
         weft__put_cstring(&line, text);
         weft__buf_puts(&line, "}");
     } else {
         weft__buf_printf(&line, " %s %s", event, text);
     }
-    if (!line.failed) server->options.log(server->options.ctx, line.data, line.len);
+    if (!line.failed) options->log(options->ctx, line.data, line.len);
     weft__buf_free(&line);
 }
 
@@ -183,7 +187,7 @@ static void give_up_drain(struct weft__server *server)
     (void)weft__refuse(&refusal, 503, "draining", NULL,
                        "the server shut down before this request was done");
     server->aborted = true;
-    log_event(server, "drain", "time is over: ending what still runs");
+    weft__log_event(&server->options, "drain", "time is over: ending what still runs");
     for (struct weft__call *call = server->calls, *next; call != NULL; call = next) {
         next = call->next;
         weft__call_fail(call, &refusal);
@@ -204,7 +208,7 @@ static void look_at_engine(struct weft__server *server, uint64_t now)
     weft__engine_status(server->engine, &status);
     if (!status.failed) return;
     server->failed_ns = now;
-    log_event(server, "failed", status.error.text);
+    weft__log_event(&server->options, "failed", status.error.text);
 }
 
 static void on_sweep(evutil_socket_t fd, short what, void *arg)
@@ -254,7 +258,7 @@ static void on_signal(evutil_socket_t signal, short what, void *arg)
     server->draining = true;
     server->drain_deadline_ns =
         weft__now_ns() + (uint64_t)server->options.drain_timeout_s * SECOND + 1;
-    log_event(server, "drain", "no new requests; waiting for those that run");
+    weft__log_event(&server->options, "drain", "no new requests; waiting for those that run");
     end_if_drained(server);
 }
 
@@ -278,7 +282,7 @@ static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struc
 static void on_accept_error(struct evconnlistener *listener, void *arg)
 {
     struct weft__server *server = arg;
-    log_event(server, "accept", strerror(errno));
+    weft__log_event(&server->options, "accept", strerror(errno));
     (void)evconnlistener_disable(listener);
     server->listening = false;
 }

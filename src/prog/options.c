@@ -77,63 +77,65 @@ static bool choose(const char *choices, const char *text, int64_t *index)
     }
 }
 
-static bool set(const struct weft__command_line *line, const struct weft__option *o,
-                const char *text)
+weft_status weft__option_set(const struct weft__option *o, const char *text, weft_error *err)
 {
     char *end = NULL;
+    int64_t yes;
     if (o->kind == WEFT__OPTION_STRING) {
         *(const char **)o->target = text;
-        return true;
+        return WEFT_OK;
+    }
+    if (o->kind == WEFT__OPTION_FLAG) {
+        if (!choose("false|true", text, &yes))
+            return weft__fail(err, WEFT_INVALID, "--%s %.40s: true or false is wanted", o->name,
+                              text);
+        *(bool *)o->target = yes != 0;
+        return WEFT_OK;
     }
     if (o->kind == WEFT__OPTION_CHOICE) {
-        if (choose(o->value, text, o->target)) return true;
-        (void)weft__usage(line->command, "--%s %.40s: one of %s is wanted", o->name, text,
+        if (choose(o->value, text, o->target)) return WEFT_OK;
+        return weft__fail(err, WEFT_INVALID, "--%s %.40s: one of %s is wanted", o->name, text,
                           o->value);
-        return false;
     }
     errno = 0;
     bool whole = o->kind == WEFT__OPTION_INT;
     long long integer = whole ? strtoll(text, &end, 10) : 0;
     double number = whole ? (double)integer : strtod(text, &end);
     if (end == text || *end != '\0' || errno != 0 || isnan(number) || number < o->min ||
-        number > o->max) {
-        (void)weft__usage(line->command, "--%s %.40s: %s from %.10g to %.10g is wanted", o->name,
-                          text, whole ? "an integer" : "a number", o->min, o->max);
-        return false;
-    }
+        number > o->max)
+        return weft__fail(err, WEFT_INVALID, "--%s %.40s: %s from %.10g to %.10g is wanted",
+                          o->name, text, whole ? "an integer" : "a number", o->min, o->max);
     if (whole)
         *(int64_t *)o->target = integer;
     else
         *(double *)o->target = number;
-    return true;
+    return WEFT_OK;
 }
 
 /* argv[*i] is an option; may take the next argument too. */
 static bool take_option(struct weft__command_line *line, int argc, char **argv, int *i)
 {
     const char *name = argv[*i] + 2, *equals = strchr(name, '=');
+    const char *text = equals != NULL ? equals + 1 : "true";
     size_t len = equals != NULL ? (size_t)(equals - name) : strlen(name);
     bool ambiguous;
+    weft_error err;
     const struct weft__option *o = find(line, name, len, &ambiguous);
     if (o == NULL) {
         (void)weft__usage(line->command, "%s option %.60s",
                           ambiguous ? "there is more than one" : "there is no", argv[*i]);
         return false;
     }
-    if (o->kind == WEFT__OPTION_FLAG) {
-        if (equals == NULL) {
-            *(bool *)o->target = true;
-            return true;
+    if (equals == NULL && o->kind != WEFT__OPTION_FLAG) {
+        if (*i + 1 >= argc) {
+            (void)weft__usage(line->command, "--%s needs a value", o->name);
+            return false;
         }
-        (void)weft__usage(line->command, "--%s takes no value", o->name);
-        return false;
+        text = argv[++*i];
     }
-    if (equals != NULL) return set(line, o, equals + 1);
-    if (*i + 1 >= argc) {
-        (void)weft__usage(line->command, "--%s needs a value", o->name);
-        return false;
-    }
-    return set(line, o, argv[++*i]);
+    if (weft__option_set(o, text, &err) == WEFT_OK) return true;
+    (void)weft__usage(line->command, "%s", err.text);
+    return false;
 }
 
 bool weft__command_line_parse(struct weft__command_line *line, int argc, char **argv, int *status)

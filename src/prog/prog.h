@@ -44,6 +44,10 @@ struct weft__option {
     const char *help;
 };
 
+/* Gives an option the value that `text` stands for, which is borrowed; a flag's is true or false.
+ */
+weft_status weft__option_set(const struct weft__option *option, const char *text, weft_error *err);
+
 struct weft__command_line {
     const char *command;                /* "run" */
     const char *synopsis;               /* "MODEL [PROMPT]" */

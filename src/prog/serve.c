@@ -10,7 +10,7 @@
 #include "http/http.h"
 #include "prog.h"
 
-enum { MAX_FILE = 1 << 20, MAX_KEYS = 256, MAX_ARGS = 512 };
+enum { MAX_FILE = 1 << 20, MAX_KEYS = 256 };
 enum { MODEL, OPENAI }; /* --sampling-defaults */
 enum { TEXT, JSON };    /* --log-format */
 
@@ -20,13 +20,15 @@ struct serve {
     int64_t port, max_running, max_queued, drain_timeout, request_timeout, ping, max_body_mib;
     int64_t sampling, log_format;
     bool any_model;
-    char *key_text; /* keys cut out of the option and the file */
+    char *key_text, *key_file_text; /* what the keys are cut out of */
     const char *key[MAX_KEYS];
     int keys_count;
-    char *args; /* of the command line, as JSON */
+    char *args;   /* of the command line, as JSON */
+    json_t *file; /* of --config: options point into it */
 
     const char *dir;
     weft_engine_options engine_options;
+    struct weft__server_options server_options;
     struct weft__server *server;
     weft_engine *engine;
     atomic_bool load_failed; /* before the server is told to quit */
@@ -40,36 +42,51 @@ static void write_line(void *ctx, const char *line, size_t len)
     (void)fprintf(stderr, "%.*s\n", (int)len, line);
 }
 
+/* A line about the server itself. */
+static WEFT__PRINTF(3, 4) void say(const struct serve *serve, const char *event, const char *format,
+                                   ...)
+{
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (serve->log_format == JSON)
+        weft__log_event(&serve->server_options, event, text);
+    else
+        (void)fprintf(stderr, "weft serve: %s\n", text);
+}
+
 static void say_loaded(const struct serve *serve)
 {
     const struct weft__engine_view *view = weft__engine_view(serve->engine);
     const struct weft__plan *plan = view->plan;
     const struct weft__model_limits *limits = &plan->ranks.limits;
     long long tokens = (long long)limits->pages * WEFT__PAGE;
-    (void)fprintf(
-        stderr,
-        "weft serve: model %s (%s) loaded in %.2f s on %d rank%s x %d thread%s\n"
-        "weft serve: memory: weights %.1f MiB, KV pool %.1f MiB, work %.1f MiB, %.1f MiB "
-        "still free\n"
-        "weft serve: KV pool: %lld pages x %d tokens = %lld tokens of %.1f KiB; context "
-        "%lld%s: %lld sequence%s at full length, at most %lld at once, %lld waiting; "
-        "steps of %lld tokens\n",
-        serve->name, view->arch->family->model_type, (double)view->load_ns / 1e9, plan->ranks.size,
-        plan->ranks.size == 1 ? "" : "s", plan->ranks.threads, plan->ranks.threads == 1 ? "" : "s",
+    say(serve, "model", "model %s (%s) loaded in %.2f s on %d rank%s x %d thread%s", serve->name,
+        view->arch->family->model_type, (double)view->load_ns / 1e9, plan->ranks.size,
+        plan->ranks.size == 1 ? "" : "s", plan->ranks.threads, plan->ranks.threads == 1 ? "" : "s");
+    say(serve, "memory",
+        "memory: weights %.1f MiB, KV pool %.1f MiB, work %.1f MiB, %.1f MiB still free",
         weft__mib(plan->weights_bytes), weft__mib(plan->kv_bytes), weft__mib(plan->work_bytes),
-        weft__mib(weft__memory_available()), (long long)limits->pages, WEFT__PAGE, tokens,
+        weft__mib(weft__memory_available()));
+    say(serve, "pool",
+        "KV pool: %lld pages x %d tokens = %lld tokens of %.1f KiB; context %lld%s: %lld "
+        "sequence%s at full length, at most %lld at once, %lld waiting; steps of %lld tokens",
+        (long long)limits->pages, WEFT__PAGE, tokens,
         (double)plan->kv_bytes / 1024 / (double)tokens, (long long)plan->context,
         plan->context_reduced ? " (reduced to fit the memory)" : "",
         tokens / (long long)plan->context, tokens / plan->context == 1 ? "" : "s",
         (long long)plan->max_running, (long long)plan->max_queue, (long long)limits->tokens);
-    weft__warn_unread(view->checkpoint, view->arch);
     weft_error err;
+    if (weft__weights_unread(view->checkpoint, view->arch, &err) > 0)
+        say(serve, "warning", "warning: %s", err.text);
     if (serve->engine_flags.verbose &&
         weft__print_plan(view->arch, view->checkpoint, plan, &err) != WEFT_OK)
-        (void)weft__report("serve", &err);
+        say(serve, "warning", "%s", err.text);
     if (weft__chat_check(view->chat, &err) != WEFT_OK)
-        (void)fprintf(stderr, "weft serve: chat completions will be refused: %s\n", err.text);
-    (void)fprintf(stderr, "weft serve: ready\n");
+        say(serve, "warning", "chat completions will be refused: %s", err.text);
+    say(serve, "ready", "ready");
 }
 
 /* ---- loading, beside the loop ---- */
@@ -83,7 +100,7 @@ static void *load(void *arg)
         status = weft__fail(&err, WEFT_NOT_FOUND,
                             "%s: no tokenizer.json: a server needs the checkpoint's", serve->dir);
     if (status != WEFT_OK) {
-        (void)weft__report("serve", &err);
+        say(serve, "failed", "%s", err.text);
         atomic_store(&serve->load_failed, true);
         weft__server_quit(serve->server);
         return NULL;
@@ -93,18 +110,19 @@ static void *load(void *arg)
     return NULL;
 }
 
-static int run(struct serve *serve, const struct weft__server_options *options)
+static int run(struct serve *serve)
 {
     weft_error err;
     pthread_t loader;
-    if (weft__server_open(options, &serve->server, &err) != WEFT_OK)
-        return weft__report("serve", &err);
-    (void)fprintf(stderr, "weft serve: http://%s%s%s:%d/ (console), API under /v1; loading %s\n",
-                  strchr(serve->host, ':') ? "[" : "", serve->host,
-                  strchr(serve->host, ':') ? "]" : "", weft__server_port(serve->server),
-                  serve->dir);
+    if (weft__server_open(&serve->server_options, &serve->server, &err) != WEFT_OK) {
+        say(serve, "failed", "%s", err.text);
+        return WEFT__EXIT_FAILED;
+    }
+    bool ipv6 = strchr(serve->host, ':') != NULL;
+    say(serve, "listen", "http://%s%s%s:%d/ (console), API under /v1; loading %s", ipv6 ? "[" : "",
+        serve->host, ipv6 ? "]" : "", weft__server_port(serve->server), serve->dir);
     if (pthread_create(&loader, NULL, load, serve) != 0) {
-        (void)fprintf(stderr, "weft serve: no thread for loading\n");
+        say(serve, "failed", "no thread for loading");
         weft__server_close(serve->server);
         return WEFT__EXIT_FAILED;
     }
@@ -121,104 +139,95 @@ static int run(struct serve *serve, const struct weft__server_options *options)
     struct weft__engine_status engine = {0};
     if (serve->engine != NULL) weft__engine_status(serve->engine, &engine);
     weft_engine_close(serve->engine);
-    (void)fprintf(stderr, "weft serve: stopped\n");
+    say(serve, "stopped", "stopped");
     return load_failed || engine.failed ? WEFT__EXIT_FAILED : WEFT__EXIT_OK;
 }
 
 /* ---- options ---- */
 
-/* Cuts text at commas and ends of lines, in place. */
-static bool add_keys(struct serve *serve, char *text)
+/* Cuts keys out of text, in place: a line each, or what is between commas. */
+static int take_keys(struct serve *serve, char *text, const char *end, const char *source)
 {
-    char *state = NULL;
-    for (char *key = strtok_r(text, ",\r\n \t", &state); key != NULL;
-         key = strtok_r(NULL, ",\r\n \t", &state)) {
-        if (serve->keys_count == MAX_KEYS) return false;
+    static const char blanks[] = " \t\r";
+    bool lines = end[0] == '\n';
+    for (int n = 1; text != NULL; n++) {
+        char *key = strsep(&text, end);
+        key += strspn(key, blanks);
+        size_t len = strlen(key);
+        while (len > 0 && strchr(blanks, key[len - 1]) != NULL) len--;
+        key[len] = '\0';
+        if (len == 0 || (lines && key[0] == '#')) continue;
+        if (key[strcspn(key, blanks)] != '\0')
+            return weft__usage("serve", "%.300s, %s %d: an API key has no blank inside%s", source,
+                               lines ? "line" : "key", n,
+                               lines ? "; a comment starts with # and has a line of its own" : "");
+        if (serve->keys_count == MAX_KEYS)
+            return weft__usage("serve", "more than %d API keys", MAX_KEYS);
         serve->key[serve->keys_count++] = key;
     }
-    return true;
+    return WEFT__EXIT_OK;
 }
 
 static int read_keys(struct serve *serve)
 {
-    char *file = NULL;
-    size_t len = 0;
+    size_t len;
     weft_error err;
+    int status = WEFT__EXIT_OK;
+    if (serve->keys != NULL) serve->key_text = strdup(serve->keys);
     if (serve->key_file != NULL &&
-        weft__read_file(serve->key_file, MAX_FILE, &file, &len, &err) != WEFT_OK)
+        weft__read_file(serve->key_file, MAX_FILE, &serve->key_file_text, &len, &err) != WEFT_OK)
         return weft__report("serve", &err);
-    struct weft__buf text;
-    weft__buf_init(&text, 2 * MAX_FILE);
-    weft__buf_puts(&text, serve->keys != NULL ? serve->keys : "");
-    weft__buf_puts(&text, "\n");
-    weft__buf_append(&text, file, len);
-    free(file);
-    serve->key_text = text.data;
-    if (text.failed || !add_keys(serve, text.data))
-        return weft__usage("serve", "more than %d API keys", MAX_KEYS);
-    if (serve->keys_count == 0 && (serve->keys != NULL || serve->key_file != NULL))
+    if (serve->key_file != NULL && strlen(serve->key_file_text) != len)
+        return weft__usage("serve", "--api-key-file %.300s: a NUL byte: not a text",
+                           serve->key_file);
+    status = take_keys(serve, serve->key_text, ",", "--api-key");
+    if (status == WEFT__EXIT_OK)
+        status = take_keys(serve, serve->key_file_text, "\n", serve->key_file);
+    if (status == WEFT__EXIT_OK && serve->keys_count == 0 &&
+        (serve->keys != NULL || serve->key_file != NULL))
         return weft__usage("serve", "no API key in --api-key or --api-key-file");
-    return WEFT__EXIT_OK;
+    return status;
 }
 
-static bool parse(struct serve *serve, int argc, char **argv, int *status);
-
-/* What the configuration file says, as arguments before the command line's own, which win;
- * its model only when the command line names none. */
-static int merge_config(const json_t *config, bool model, char **out, int *count)
+static weft_status take_entry(struct serve *serve, const struct weft__option *options,
+                              const char *name, const json_t *value, weft_error *err)
 {
-    const char *name;
-    json_t *value;
-    json_object_foreach ((json_t *)(uintptr_t)config, name, value) {
-        char *text = NULL;
-        int failed = 0;
-        if (*count + 1 >= MAX_ARGS) return -1;
-        if (strcmp(name, "model") == 0 && !model) continue;
-        if (strcmp(name, "model") == 0 && json_is_string(value))
-            text = strdup(json_string_value(value));
-        else if (json_is_true(value))
-            failed = asprintf(&text, "--%s", name);
-        else if (json_is_string(value))
-            failed = asprintf(&text, "--%s=%s", name, json_string_value(value));
-        else if (json_is_integer(value))
-            failed = asprintf(&text, "--%s=%lld", name, (long long)json_integer_value(value));
-        else if (json_is_real(value))
-            failed = asprintf(&text, "--%s=%.17g", name, json_real_value(value));
-        else if (!json_is_false(value) && !json_is_null(value))
-            return -1;
-        else
-            continue;
-        if (failed < 0 || text == NULL) return -1;
-        out[(*count)++] = text;
-    }
-    return 0;
+    const struct weft__option model = {
+        .kind = WEFT__OPTION_STRING, .name = "model", .target = &serve->dir};
+    const struct weft__option *o = options;
+    char word[64] = "";
+    const char *text = json_string_value(value);
+    while (o->kind != WEFT__OPTION_END && strcmp(o->name, name) != 0) o++;
+    if (strcmp(name, model.name) == 0) o = &model;
+    if (o->kind == WEFT__OPTION_END || o->target == &serve->config)
+        return weft__fail(err, WEFT_INVALID, "there is no option %.60s", name);
+    if (json_is_null(value)) return WEFT_OK;
+    if (text == NULL) (void)json_dumpb(value, word, sizeof word - 1, JSON_ENCODE_ANY);
+    if (text == NULL && o->kind == WEFT__OPTION_STRING)
+        return weft__fail(err, WEFT_INVALID, "%s needs a value in quotes, not %.40s", name, word);
+    return weft__option_set(o, text != NULL ? text : word, err);
 }
 
-static bool parse_with_config(struct serve *serve, int argc, char **argv, int *status)
+/* What --config says. */
+static bool read_config(struct serve *serve, const struct weft__option *options, int *status)
 {
-    static char *merged[2 * MAX_ARGS]; /* its strings live as long as the process */
-    struct serve defaults = *serve;
     json_error_t error;
-    int count = 1;
-    if (!parse(serve, argc, argv, status)) return false;
-    if (serve->config == NULL) return true;
-    const char *path = serve->config;
-    json_t *config = json_load_file(path, 0, &error);
-    *status = WEFT__EXIT_USAGE;
-    if (!json_is_object(config) || merge_config(config, serve->dir == NULL, merged, &count) != 0 ||
-        argc + count > 2 * MAX_ARGS) {
-        *status = weft__usage("serve",
-                              "--config %.200s: a JSON object of option names and strings, numbers "
-                              "or booleans is wanted%s%.100s",
-                              path, config == NULL ? ": " : "", config == NULL ? error.text : "");
-        json_decref(config);
+    weft_error err;
+    const char *path = serve->config, *name;
+    json_t *value;
+    serve->file = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    if (!json_is_object(serve->file)) {
+        *status =
+            weft__usage("serve", "--config %.200s: a JSON object is wanted%s%.150s", path,
+                        serve->file == NULL ? ": " : "", serve->file == NULL ? error.text : "");
         return false;
     }
-    json_decref(config);
-    merged[0] = argv[0];
-    memcpy(merged + count, argv + 1, (size_t)(argc - 1) * sizeof *merged);
-    *serve = defaults;
-    return parse(serve, count + argc - 1, merged, status);
+    json_object_foreach (serve->file, name, value)
+        if (take_entry(serve, options, name, value, &err) != WEFT_OK) {
+            *status = weft__usage("serve", "--config %.200s: %s", path, err.text);
+            return false;
+        }
+    return true;
 }
 
 static bool parse(struct serve *s, int argc, char **argv, int *status)
@@ -227,7 +236,8 @@ static bool parse(struct serve *s, int argc, char **argv, int *status)
         {WEFT__OPTION_STRING, "host", &s->host, 0, 0, "HOST", "address to listen at (127.0.0.1)"},
         {WEFT__OPTION_INT, "port", &s->port, 0, 65535, "N", "port; 0: any free one (8000)"},
         {WEFT__OPTION_STRING, "api-key", &s->keys, 0, 0, "KEY,...", "keys clients must send"},
-        {WEFT__OPTION_STRING, "api-key-file", &s->key_file, 0, 0, "FILE", "the same, one a line"},
+        {WEFT__OPTION_STRING, "api-key-file", &s->key_file, 0, 0, "FILE",
+         "the same, one a line; # starts a comment line"},
         {WEFT__OPTION_STRING, "served-model-name", &s->name, 0, 0, "ID",
          "the model's id (its folder's name)"},
         {WEFT__OPTION_FLAG, "any-model", &s->any_model, 0, 0, NULL, "accept every model id"},
@@ -260,7 +270,13 @@ static bool parse(struct serve *s, int argc, char **argv, int *status)
         .arguments_max = 1,
     };
     if (!weft__command_line_parse(&line, argc, argv, status)) return false;
-    s->dir = line.argument[0];
+    if (s->config != NULL) {
+        /* It comes first; then the command line once more, which wins. */
+        if (!read_config(s, options, status)) return false;
+        line.arguments = 0;
+        if (!weft__command_line_parse(&line, argc, argv, status)) return false;
+    }
+    if (line.arguments > 0) s->dir = line.argument[0];
     return true;
 }
 
@@ -294,7 +310,7 @@ int weft__cmd_serve(int argc, char **argv)
     int status;
     serve =
         (struct serve){.host = "127.0.0.1", .port = 8000, .drain_timeout = 30, .max_body_mib = 64};
-    if (!parse_with_config(&serve, argc, argv, &status)) return status;
+    if (!parse(&serve, argc, argv, &status)) return status;
     if (serve.dir == NULL) return weft__usage("serve", "MODEL is wanted");
     status = read_keys(&serve);
     if (status != WEFT__EXIT_OK) return status;
@@ -307,7 +323,8 @@ int weft__cmd_serve(int argc, char **argv)
     serve.engine_options = weft__engine_options_of(&serve.engine_flags);
     serve.engine_options.max_running = serve.max_running;
     serve.engine_options.max_queue = serve.max_queued;
-    const struct weft__server_options options = {
+    if (serve.log_format == JSON) serve.engine_options.on_progress = NULL;
+    serve.server_options = (struct weft__server_options){
         .host = serve.host,
         .port = (int)serve.port,
         .keys = serve.key,
@@ -323,9 +340,11 @@ int weft__cmd_serve(int argc, char **argv)
         .json_log = serve.log_format == JSON,
         .log = write_line,
     };
-    status = run(&serve, &options);
+    status = run(&serve);
     free(name);
     free(serve.args);
     free(serve.key_text);
+    free(serve.key_file_text);
+    json_decref(serve.file);
     return status;
 }

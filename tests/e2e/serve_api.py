@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 
@@ -48,6 +49,11 @@ def test_routes(s):
         check(path, info["max_total_num_tokens"] >= 1024 and "decode" not in info, info)
         check(path + " state", isinstance(info["internal_states"], list), info)
     same("load", s.json("GET", "/get_load")[1]["num_running_reqs"], 0)
+    same("stats", s.get("/stats?after=0")[0], 200)
+    # What a proxy that lets /v1 through must not reach.
+    for path in ("/metrics", "/stats", "/server_info", "/get_server_info", "/get_load", "/flush_cache", "/abort_request",
+                 "/model_info", "/tokenize", "/generate", "/version", "/health_generate", "/start_profile"):
+        same("/v1" + path, s.get("/v1" + path)[0], 404)
     for method, path in (("GET", "/flush_cache"), ("POST", "/flush_cache?timeout=1"),
                          ("POST", "/reset_prefix_cache"), ("POST", "/start_profile"),
                          ("POST", "/stop_profile")):
@@ -61,7 +67,8 @@ def test_routes(s):
     same("Allow of GET", s.request("DELETE", "/v1/models")[1]["Allow"], "GET, HEAD, OPTIONS")
     status, headers, body = s.request("OPTIONS", "/v1/chat/completions")
     same("preflight", (status, headers["Access-Control-Allow-Origin"], body), (204, "*", b""))
-    check("preflight headers", "authorization" in headers["Access-Control-Allow-Headers"], headers)
+    # The star stands for every name but that one (Fetch, 4.8).
+    same("preflight headers", headers["Access-Control-Allow-Headers"], "authorization, *")
     status, headers, body = s.request("HEAD", "/v1/models")
     same("HEAD", (status, body), (200, b""))
     check("HEAD length", int(headers["Content-Length"]) > 50, headers)
@@ -243,7 +250,7 @@ def test_native(s):
 
 
 def test_tokenize(s):
-    got = s.post("/v1/tokenize", {"prompt": "h\u00e9 \u0000<|user|>", "return_token_strs": True})[1]
+    got = s.post("/tokenize", {"prompt": "h\u00e9 \u0000<|user|>", "return_token_strs": True})[1]
     same("count", (got["count"], len(got["token_strs"]), got["max_model_len"]),
          (len(got["tokens"]), len(got["tokens"]), 1024))
     back = s.post("/detokenize", {"tokens": got["tokens"]})[1]
@@ -260,6 +267,7 @@ def test_errors(s):
             ("bad UTF-8", b'{"prompt":"\xff"}', "JSON"),
             ("lone surrogate", b'{"prompt":"\\ud800"}', "JSON"),
             ("deep", b'{"prompt":' + b"[" * 100000, "nested"),
+            ("2^63", '{"prompt": "x", "seed": 9223372036854775808}', "64 bits.*9223372036854775808"),
             ("many", b'{"prompt":[' + b"1," * 4300000 + b"1]}", "values")):
         status, _, text = s.request("POST", "/v1/completions", body)
         error(what, (status, json.loads(text)), 400, "invalid_json", None, words)
@@ -275,9 +283,14 @@ def test_errors(s):
             ("suffix", "x", "unsupported"), ("best_of", 2, "unsupported"),
             ("regex", "a*", "unsupported"), ("response_format", {"type": "xml"},
                                              "invalid_value"), ("top_k", -2, "invalid_value"),
-            ("min_p", 2, "invalid_value"), ("repetition_penalty", 0, "invalid_value")):
+            ("max_tokens", 1e19, "invalid_type"), ("modalities", ["text", "audio"], "unsupported"),
+            ("modalities", "audio", "unsupported"), ("min_p", 2, "invalid_value"), ("repetition_penalty", 0, "invalid_value")):
         error("%s=%s" % (field, value), s.post("/v1/completions", {"prompt": "x", field: value}),
               400, code, field)
+    error("limits", s.chat("x", max_tokens=1e19), 400, "invalid_type", "max_tokens", "from 1 to 9223372036854775807")
+    error("huge", s.chat("x", max_tokens=1e18), 400, "context_length_exceeded")
+    same("text alone", s.chat("x", max_tokens=1, modalities=["text"])[0], 200)
+    error("both prompts", s.post("/generate", {"text": "x", "input_ids": [5]}), 400, "invalid_value", "input_ids")
     error("other model", s.post("/v1/completions", {"prompt": "x", "model": "gpt-9"}), 404,
           "model_not_found", "model")
     error("no prompt", s.post("/v1/completions", {}), 400, "missing_required_parameter", "prompt")
@@ -301,17 +314,18 @@ def test_errors(s):
 def test_keys(weft, model):
     with tempfile.NamedTemporaryFile("w", suffix=".json") as config, \
             tempfile.NamedTemporaryFile("w") as keys:
-        keys.write("third\n")
+        keys.write("# words, of a comment\n  third \r\n\n#fourth\nwith,comma")
         keys.flush()
         json.dump({"api-key": "first,second", "api-key-file": keys.name, "log-format": "json",
                    "any-model": True, "model": "/nowhere", "context": 256}, config)
         config.flush()
         with Server(weft, model, "--config", config.name) as s:
-            for header in ("Bearer first", "Bearer second", "bearer third", "first"):
+            for header in ("Bearer first", "Bearer second", "bearer third", "first", "with,comma"):
                 same(header, s.get("/v1/models", headers={"Authorization": header})[0], 200)
             same("x-api-key", s.get("/v1/models", headers={"x-api-key": "second"})[0], 200)
             for header in ({}, {"Authorization": "Bearer firs"}, {"Authorization": "Bearer firstfirst"},
-                           {"Authorization": "Bearer "}, {"Authorization": ""}):
+                           {"Authorization": "Bearer "}, {"Authorization": ""}, {"Authorization": "words"},
+                           {"Authorization": "#fourth"}, {"Authorization": "with"}):
                 status, headers, body = s.request("GET", "/v1/models", headers=header)
                 error("key %s" % header, (status, json.loads(body)), 401, "invalid_api_key")
                 same("WWW-Authenticate", headers["WWW-Authenticate"], "Bearer")
@@ -322,11 +336,50 @@ def test_keys(weft, model):
                 "model": "anything", "prompt": "x", "max_tokens": 2}, headers=auth)
             same("any model", (status, headers["X-Request-Id"]), (200, "trace-77"))
             check("id made", len(s.request("GET", "/health")[1]["X-Request-Id"]) == 32)
-            lines = [json.loads(l) for l in s.log().splitlines() if l.startswith("{")]
+            bad = {"Authorization": "Bearer first"}
+            s.request("POST", "/v1/completions", "{", headers=bad)
+            s.request("POST", "/v1/models", headers=bad)
+            s.raw(b"GET /\r\n\r\n")
+            lines = [json.loads(l) for l in s.log().splitlines()]
+            same("start", [l["event"] for l in lines if l["event"] != "request"],
+                 ["listen", "model", "memory", "pool", "ready"])
+            check("no first token, no time of it", all(("ttft_seconds" in l) == (l.get("completion_tokens", 0) > 0)
+                                                       for l in lines))
+            same("errors", [(l["status"], l["error"]) for l in lines if "error" in l and l["status"] in (400, 405)],
+                 [(400, "invalid_json"), (405, "method_not_allowed"), (400, "not_http")])
+            check("every refusal says why", all(("error" in l) == (l["status"] >= 400) for l in lines if "status" in l))
             mine = [l for l in lines if l.get("request_id") == "trace-77"]
             same("log", [(l["status"], l["completion_tokens"]) for l in mine], [(200, 2)])
             same("config's context", s.json("GET", "/v1/models", headers=auth)[1]["data"][0]
                  ["max_model_len"], 256)
+
+
+def test_config(weft, model):
+    """What is wrong with a file is said with its name."""
+    def refused(option, text, words):
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(text)
+            file.flush()
+            got = subprocess.run([weft, "serve", model, "--port", "0", option, file.name], capture_output=True,
+                                 text=True, timeout=60)
+            same("%s %s: status" % (option, text), got.returncode, 2)
+            check("%s %s" % (option, text), file.name in got.stderr and re.search(words, got.stderr), got.stderr)
+
+    for text, words in (('{"served-model-name": true, "any-model": true}', "served-model-name needs a value .*true"),
+                        ('{"no-such": 1}', "no option no-such"), ('{"served-model": "x"}', "no option served-model;"),
+                        ('{"port": 65536}', "--port 65536: .*65535"), ('{"port": true}', "--port true: an integer"),
+                        ('{"any-model": "yes"}', "true or false"), ('{"config": "x"}', "no option config"),
+                        ('{"port": 1, "port": 2}', "duplicate"), ("[]", "a JSON object"), ("{", "a JSON object")):
+        refused("--config", text, words)
+    refused("--api-key-file", "# comment\n\na key\n", "line 3: ")
+    refused("--api-key-file", "a\0b\n", "NUL")
+    with tempfile.NamedTemporaryFile("w") as file:
+        json.dump({"any-model": True, "served-model-name": "of the file", "port": 1}, file)
+        file.flush()
+        with Server(weft, model, "--config", file.name, "--any-model=false") as s:
+            same("a flag is taken back", s.post("/v1/completions", {"prompt": "x", "model": "other"})[0], 404)
+            check("text log", re.search(r" status=404 seconds=\S+ error=model_not_found$", s.log(), re.M), s.log())
+            same("a name of the file", s.json("GET", "/v1/models")[1]["data"][0]["id"], "of the file")
 
 
 def main(weft, root):
@@ -337,6 +390,7 @@ def main(weft, root):
             test(s)
         check("all pages given back", s.wait_idle())
     test_keys(weft, model)
+    test_config(weft, model)
     finish("serve: every route, field and error as documented")
 
 

@@ -3,6 +3,7 @@ middle of a request is named to the client in time, the server says that it is d
 import ctypes
 import glob
 import os
+import re
 import signal
 import sys
 import threading
@@ -63,6 +64,9 @@ def fail_in_the_middle(kind, ranks, deed, wanted, limit, by_itself=False):
         same(what, answer["choices"][0]["message"]["content"], "The capital of France is Paris.")
         answers = []
         threads = [threading.Thread(target=long_request, args=(server, answers)) for _ in range(3)]
+        streamed = []
+        threads.append(threading.Thread(target=lambda: streamed.append(server.request("POST", "/v1/completions", {
+            "prompt": "The", "max_tokens": 1000, "ignore_eos": True, "stream": True}))))
         for thread in threads:
             thread.start()
         time.sleep(0.3)
@@ -76,6 +80,10 @@ def fail_in_the_middle(kind, ranks, deed, wanted, limit, by_itself=False):
             check(what + ": the client hears why", status == 500 and wanted in answer["error"]["message"],
                   (status, answer))
         check(what + ": in time", took < limit, took)
+        check(what + ": so does the stream's", streamed[0][0] == 200 and b'"code":"engine_failed"' in streamed[0][2],
+              streamed)
+        check(what + ": and the log", re.search(r" status=200 seconds=\S+ error=engine_failed ", server.log()) and
+              server.log().count(" error=engine_failed ") == 4, server.log())
         status, answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
         check(what + ": the next request", status == 503 and wanted in answer["error"]["message"], (status, answer))
         same(what + ": health", server.get("/health")[0], 503)
