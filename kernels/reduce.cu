@@ -210,6 +210,7 @@ __device__ void exchange(place &at, struct row_memory *memory, uint4 *kept_memor
         if (flags && (two_shot ? sums : section) < at.tokens)
             send_flags(at, placed ? at.tokens : section, two_shot ? sums : -1);
     }
+    if (placed && !two_shot) leave(at);
 }
 
 template <class T, bool ONE, enum form FORM>
@@ -253,7 +254,6 @@ __device__ void reduce(const struct weft__cuda_reduce_args &a)
     at.own = a.own == 0 ? link->recv[link->rank] : a.x - link->plain_at - at.call.half;
     exchange<T, ONE, FORM>(at, memory, kept_memory);
     if (a.late_release) grid_release();
-    if (!ONE && FORM == plain && in_place(at) && !a.two_shot) leave(at);
     if (blockIdx.x == 0 && at.alive && link->sends > 0) await_arrivals(at.call, at.arrival);
     finish(link, at.call.epoch, at.ticket);
 }

@@ -59,7 +59,7 @@ struct weft__cuda_watch {
 };
 WEFT__SIZE_IS(struct weft__cuda_watch, 8 + 16 * 8 + 16 + 8 + 16);
 
-/* The same in every call on one communicator and path. */
+/* The same in every call on one communicator and path, but for `far` and operations of one rank. */
 struct weft__cuda_link {
     uint64_t send[WEFT_COMM_RANKS_MAX]; /* slots written */
     uint64_t recv[WEFT_COMM_RANKS_MAX]; /* slots read, by source */

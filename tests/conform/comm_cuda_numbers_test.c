@@ -364,9 +364,11 @@ static void bits_are_the_cpus(void **state)
     for (int p = 1; p <= place->most; p++) {
         /* The epoch wraps within the first cases. */
         struct weft__tuning tuning = {.first_epoch = 0xfffffff0u, .plan_ms = -1};
-        weft_world *gpu = world_of(
-            (weft_world_options){.size = p, .cuda_devices = place->ordinal, .timeout_ms = 20000},
-            tuning);
+        weft_world_options options = {.size = p,
+                                      .cuda_devices = place->ordinal,
+                                      .timeout_ms = 20000,
+                                      .message_bytes = p % 2 == 0 ? HEAP_BYTES : 0}; /* else cut */
+        weft_world *gpu = world_of(options, tuning);
         weft_world *cpu = world_of((weft_world_options){.size = p}, (struct weft__tuning){0});
         int cases = place->brief > 0 ? place->brief : CASES;
         struct job job = {cpu, p, cases, 77 + (uint64_t)p};

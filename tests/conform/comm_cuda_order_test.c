@@ -6,7 +6,7 @@
 #include "base/numerics.h"
 
 enum { HIDDEN = 2048, ROWS = 3, BYTES = HIDDEN * ROWS * 2, GRAPHS = 3, REPLAYS = 40 };
-enum { ARENA_BYTES = 16 << 20 };
+enum { ARENA_BYTES = 16 << 20, HEAP_BYTES = 1 << 20 };
 
 struct job {
     weft_world *cpu;
@@ -15,7 +15,7 @@ struct job {
 };
 
 /* One rank's tensors: an operation reads x and residual, writes residual in place, and y, which is
- * the next operation's x. */
+ * the next operation's x. On a GPU both are where peers can read them. */
 struct tensors {
     uint16_t *x, *residual, *weight, *y;
 };
@@ -50,13 +50,26 @@ static void host_free(struct tensors *t)
 static weft_status to_gpu(struct gpu_rank *self, const struct tensors *from, struct tensors *to,
                           weft_error *err)
 {
-    uint16_t **all[] = {&to->x, &to->residual, &to->weight, &to->y};
+    void *heap = NULL;
+    WEFT__TRY(weft_comm_heap_alloc(self->comm, (size_t)2 * BYTES, &heap, err));
+    to->x = heap;
+    to->y = to->x + BYTES / 2;
+    to->residual = gpu_take(self, BYTES);
+    to->weight = gpu_take(self, BYTES);
+    uint16_t *all[] = {to->x, to->residual, to->weight, to->y};
     const uint16_t *host[] = {from->x, from->residual, from->weight, from->y};
-    for (size_t i = 0; i < WEFT__COUNT(all); i++) {
-        if (*all[i] == NULL) *all[i] = gpu_take(self, BYTES);
-        WEFT__TRY(gpu_write(self->comm, *all[i], host[i], BYTES, err));
-    }
+    for (size_t i = 0; i < WEFT__COUNT(all); i++)
+        WEFT__TRY(gpu_write(self->comm, all[i], host[i], BYTES, err));
     return WEFT_OK;
+}
+
+/* How an operation goes. In place is a form of pull. */
+static void tune(weft_comm *comm, weft_path path, int wire, struct weft__cuda_tuning tuning)
+{
+    bool pull = (comm->kernels->usable >> WEFT_PATH_PULL & 1) != 0;
+    tuning.wire = (enum weft__cuda_wire)wire;
+    tuning.path = wire == WEFT__CUDA_PLACED && pull ? WEFT_PATH_PULL : gpu_path(comm, path);
+    weft__cuda_tune(comm->kernels, &tuning);
 }
 
 /* Number i of a sequence; forwards and backwards between x and y, with changing shapes. */
@@ -101,13 +114,10 @@ static weft_status chain(struct gpu_rank *self, weft_error *err)
     struct tensors host = host_tensors(self->rank), gpu = {0};
     weft_status status = to_gpu(self, &host, &gpu, err);
     for (int i = 0; i < job->links && status == WEFT_OK; i++) {
-        /* By turns chained early, chained late and one by one; packed and plain. */
-        struct weft__cuda_tuning tuning = {.path = gpu_path(self->comm, job->path),
-                                           .sections = 1 + i / 5 % 3,
-                                           .wire = (enum weft__cuda_wire)(1 + i / 7 % 3),
-                                           .late = i / 3 % 3 == 1,
-                                           .serial = i / 3 % 3 == 2};
-        weft__cuda_tune(self->comm->kernels, &tuning);
+        /* By turns chained early, chained late and one by one; in every form. */
+        tune(self->comm, job->path, WEFT__CUDA_PACKED + i / 7 % WEFT__CUDA_PLACED,
+             (struct weft__cuda_tuning){
+                 .sections = 1 + i / 5 % 3, .late = i / 3 % 3 == 1, .serial = i / 3 % 3 == 2});
         status = operate(self->comm, &gpu, i, err);
     }
     for (int i = 0; i < job->links && status == WEFT_OK; i++) status = operate(cpu, &host, i, err);
@@ -177,7 +187,8 @@ static weft_status graphs(struct gpu_rank *self, weft_error *err)
     return status;
 }
 
-/* ---- epochs with delays: each rank checks the sum of known numbers ---- */
+/* ---- epochs with delays: each rank checks the sum of known numbers, and spoils its own after each
+ * operation, when peers have no more use for them ---- */
 
 static weft_status epochs(struct gpu_rank *self, weft_error *err)
 {
@@ -185,18 +196,20 @@ static weft_status epochs(struct gpu_rank *self, weft_error *err)
     const struct job *job = self->arg;
     int p = weft_comm_size(self->comm);
     float host[SLOTS * WIDTH];
-    uint8_t *x = gpu_take(self, sizeof host), *y = gpu_take(self, sizeof host);
+    void *heap = NULL;
+    WEFT__TRY(weft_comm_heap_alloc(self->comm, sizeof host, &heap, err));
+    uint8_t *x = heap, *y = gpu_take(self, sizeof host);
     uint8_t *waste = gpu_take(self, 4 << 20);
     const struct weft__cuda_driver *driver = gpu_driver(self->comm);
     uint64_t state = (uint64_t)self->rank + 17, same = 5;
-    for (int i = 0; i < SLOTS * WIDTH; i++) host[i] = (float)(i % 1009 + self->rank);
-    WEFT__TRY(gpu_write(self->comm, x, host, sizeof host, err));
     for (int i = 0; i < job->epochs; i++) {
+        for (int k = 0; k < SLOTS * WIDTH && i % SLOTS == 0; k++)
+            host[k] = (float)(k % 1009 + self->rank);
+        if (i % SLOTS == 0) WEFT__TRY(gpu_write(self->comm, x, host, sizeof host, err));
         size_t at = (size_t)(i % SLOTS) * WIDTH * 4;
         weft_path path = (weft_path)pick_from(&same, WEFT_PATH_PUSH, WEFT_PATH_NCCL);
-        struct weft__cuda_tuning tuning = {.path = gpu_path(self->comm, path),
-                                           .wire = (enum weft__cuda_wire)pick_from(&same, 1, 3)};
-        weft__cuda_tune(self->comm->kernels, &tuning);
+        int wire = (int)pick_from(&same, WEFT__CUDA_PACKED, WEFT__CUDA_PLACED);
+        tune(self->comm, path, wire, (struct weft__cuda_tuning){0});
         weft_reduce op = {
             .tokens = 1, .hidden = WIDTH, .dtype = WEFT_F32, .x = x + at, .y = y + at};
         if (next_random(&state) % 16 == 0) /* some microseconds of other work on this rank alone */
@@ -205,6 +218,8 @@ static weft_status epochs(struct gpu_rank *self, weft_error *err)
                                        weft_comm_stream(self->comm));
         if (next_random(&state) % 512 == 0) sleep_ms(1);
         WEFT__TRY(weft_comm_allreduce(self->comm, &op, err));
+        (void)driver->set_u8_async((CUdeviceptr)(uintptr_t)(x + at), 0xff, WIDTH * 4,
+                                   weft_comm_stream(self->comm));
         if (i % SLOTS != SLOTS - 1) continue;
         WEFT__TRY(weft_comm_sync(self->comm, err));
         WEFT__TRY(gpu_read(self->comm, host, y, sizeof host, err));
@@ -229,8 +244,10 @@ struct context {
 
 static void run(const struct context *context, int p, gpu_fn *fn, struct job *job)
 {
-    weft_world_options options = {
-        .size = p, .cuda_devices = context->place.ordinal, .timeout_ms = 20000};
+    weft_world_options options = {.size = p,
+                                  .cuda_devices = context->place.ordinal,
+                                  .heap_bytes = HEAP_BYTES,
+                                  .timeout_ms = 20000};
     weft_world *gpu = world_of(options, (struct weft__tuning){0});
     job->cpu = world_of((weft_world_options){.size = p}, (struct weft__tuning){0});
     gpu_ranks_succeed(gpu, p, fn, job, ARENA_BYTES);

@@ -486,6 +486,7 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
                          int64_t first, int64_t rows)
 {
     enum { SECTION = 4, SECTION_TWO_SHOT = 16 }; /* two-shot has twice the fences */
+    enum { FEW_GROUPS = 96 };
     const weft_reduce *op = &args->op;
     const struct weft__cuda_tuning *tuning = &k->tuning;
     weft_path path = path_of(k, args->way);
@@ -516,8 +517,10 @@ static void reduce_piece(struct weft__comm_kernels *k, const struct weft__comm_r
     a.section = tuning->section > 0 ? tuning->section : (int32_t)weft__min(most, each);
     if (wire == WEFT__CUDA_PLAIN && op->moe.top_k == 0)
         a.own = link->push ? 1 + link->rank : link->sends == 2 ? 2 : 0;
-    /* With one peer, or one row, looking with all lanes is quicker, and still cheap. */
-    if (k->link.size == 2 || rows == 1) a.link.far = 0;
+    /* Looking with all lanes is quicker, and cheap while few warps do, and not many on one link. */
+    bool pair = k->link.size == 2 && k->rank->sharers <= 2;
+    if (rows == 1 || (pair && rows * weft__ceil_div(op->hidden, WEFT__CUDA_GROUP) <= FEW_GROUPS))
+        a.link.far = 0;
     if (tuning->local) a.link.ranks = 1, a.link.sends = 0, a.two_shot = 0;
     fill_rows(&a, args, first, rows);
     if (a.two_shot) {
