@@ -353,7 +353,7 @@ enum { GET = 1 << WEFT__METHOD_GET, POST = 1 << WEFT__METHOD_POST };
 enum {
     OPEN = 1,  /* no key */
     EARLY = 2, /* also while loading or draining */
-    API = 4    /* also below /v1, where nothing of the operator's is */
+    API = 4    /* also below /v1, where nothing is that changes the server */
 };
 
 static const struct route {
@@ -367,9 +367,9 @@ static const struct route {
     {"/completions", POST, API, route_completions},
     {"/chat/completions", POST, API, route_chat},
     {"/generate", POST, 0, route_generate},
-    {"/tokenize", POST, 0, weft__route_tokenize},
-    {"/detokenize", POST, 0, weft__route_detokenize},
-    {"/tokenizer_info", GET, 0, route_tokenizer_info},
+    {"/tokenize", POST, API, weft__route_tokenize},
+    {"/detokenize", POST, API, weft__route_detokenize},
+    {"/tokenizer_info", GET, API, route_tokenizer_info},
     {"/health", GET, OPEN | EARLY | API, route_health},
     {"/ping", GET | POST, OPEN | EARLY, route_health},
     {"/health_generate", GET, OPEN, weft__call_probe},
@@ -380,6 +380,7 @@ static const struct route {
     {"/server_info", GET, 0, route_server_info},
     {"/get_server_info", GET, 0, route_server_info},
     {"/get_load", GET, 0, route_load},
+    {"/loads", GET, API, route_load},
     {"/version", GET, EARLY, route_version},
     {"/flush_cache", GET | POST, 0, route_flush},
     {"/reset_prefix_cache", POST, 0, route_flush},

@@ -35,6 +35,8 @@ def test_routes(s):
     for path in ("/v1/models/org/atlas", "/v1/models/org%2Fatlas"):
         same(path, s.json("GET", path)[1].get("id"), "org/atlas")
     error("other model", s.json("GET", "/v1/models/gpt-9"), 404, "model_not_found", "model", "gpt-9")
+    for path in ("/get_load", "/v1/loads", "/v1/tokenizer_info"):
+        same(path, s.get(path)[0], 200)
     for path in ("/health", "/v1/health", "/ping", "/health_generate"):
         same(path, s.json("GET", path), (200, {"status": "ok"}))
     same("version", list(s.json("GET", "/version")[1]), ["version"])
@@ -52,7 +54,7 @@ def test_routes(s):
     same("stats", s.get("/stats?after=0")[0], 200)
     # What a proxy that lets /v1 through must not reach.
     for path in ("/metrics", "/stats", "/server_info", "/get_server_info", "/get_load", "/flush_cache", "/abort_request",
-                 "/model_info", "/tokenize", "/generate", "/version", "/health_generate", "/start_profile"):
+                 "/model_info", "/generate", "/version", "/health_generate", "/start_profile"):
         same("/v1" + path, s.get("/v1" + path)[0], 404)
     for method, path in (("GET", "/flush_cache"), ("POST", "/flush_cache?timeout=1"),
                          ("POST", "/reset_prefix_cache"), ("POST", "/start_profile"),
