@@ -1,13 +1,13 @@
 #!/bin/sh
-# Installs to a scratch folder, then builds and runs programs outside the tree against what is there,
-# shared and static: install.sh ROOT BUILD.
+# Installs to a scratch folder, not the prefix of the build, then builds and runs programs outside the
+# tree against what is there, shared and static: install.sh ROOT BUILD.
 set -eu
 root=$1 build=$2
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-DESTDIR=$scratch/root cmake --install "$build" >"$scratch/log"
-prefix=$scratch/root$(sed -n 's/^CMAKE_INSTALL_PREFIX:PATH=//p' "$build/CMakeCache.txt")
+DESTDIR=$scratch/root cmake --install "$build" --prefix /elsewhere >"$scratch/log"
+prefix=$scratch/root/elsewhere
 for pattern in '*/bin/weft' '*/include/weft_base.h' '*/lib*/libweft.so' '*/lib*/libweft.a' \
     '*/lib*/pkgconfig/weft.pc' '*/man1/weft.1'; do
     find "$prefix" -path "$pattern" | grep -q . || {
@@ -16,7 +16,6 @@ for pattern in '*/bin/weft' '*/include/weft_base.h' '*/lib*/libweft.so' '*/lib*/
     }
 done
 
-export PKG_CONFIG_SYSROOT_DIR="$scratch/root"
 PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name weft.pc)")
 export PKG_CONFIG_PATH
 cat >"$scratch/version.c" <<'END'
@@ -38,6 +37,6 @@ for source in "$scratch/version.c" "$root"/examples/*.c; do
     LD_LIBRARY_PATH=$libdir "$scratch/shared" "$root/models/atlas" "What is the capital of France?"
     # shellcheck disable=SC2046
     cc "$source" -o "$scratch/static" $(pkg-config --cflags weft) "$libdir/libweft.a" \
-        $(PKG_CONFIG_SYSROOT_DIR='' pkg-config --static --libs-only-l weft | sed 's/-lweft//')
+        $(pkg-config --static --libs-only-l weft | sed 's/-lweft//')
     "$scratch/static" "$root/models/atlas" "What is the capital of France?"
 done
