@@ -27,10 +27,12 @@ static weft_status read_sampling(const struct weft__node *root, struct weft__gen
     double temperature = 1, top_p = 1, min_p = 0, repetition = 1;
     int64_t top_k = 0;
     bool sample = true;
-    WEFT__TRY(weft__node_double_opt(root, "temperature", 0, 1e6, &temperature, err));
-    WEFT__TRY(weft__node_double_opt(root, "top_p", 0, 1, &top_p, err));
-    WEFT__TRY(weft__node_double_opt(root, "min_p", 0, 1, &min_p, err));
-    WEFT__TRY(weft__node_double_opt(root, "repetition_penalty", 1e-3, 10, &repetition, err));
+    WEFT__TRY(
+        weft__node_double_opt(root, "temperature", WEFT__TEMPERATURE_RANGE, &temperature, err));
+    WEFT__TRY(weft__node_double_opt(root, "top_p", WEFT__TOP_P_RANGE, &top_p, err));
+    WEFT__TRY(weft__node_double_opt(root, "min_p", WEFT__MIN_P_RANGE, &min_p, err));
+    WEFT__TRY(weft__node_double_opt(root, "repetition_penalty", WEFT__REPETITION_PENALTY_RANGE,
+                                    &repetition, err));
     WEFT__TRY(weft__node_int_opt(root, "top_k", 0, INT32_MAX, &top_k, err));
     WEFT__TRY(weft__node_int_opt(root, "max_new_tokens", 1, INT32_MAX, &out->max_new_tokens, err));
     WEFT__TRY(weft__node_bool_opt(root, "do_sample", &sample, err));

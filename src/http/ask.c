@@ -206,13 +206,16 @@ static bool read_sampling(struct weft__ask *ask, const struct weft__server *serv
     *s = server->options.neutral_sampling ? weft__sampling_default
                                           : weft__engine_view(server->engine)->generation->sampling;
     top_k = s->top_k;
-    if (!field_float(params, "temperature", 0, 100, &s->temperature, refusal) ||
-        !field_float(params, "top_p", 0, 1, &s->top_p, refusal) ||
+    if (!field_float(params, "temperature", WEFT__TEMPERATURE_RANGE, &s->temperature, refusal) ||
+        !field_float(params, "top_p", WEFT__TOP_P_RANGE, &s->top_p, refusal) ||
         !weft__field_int(params, "top_k", -1, INT64_MAX, &top_k, refusal) ||
-        !field_float(params, "min_p", 0, 1, &s->min_p, refusal) ||
-        !field_float(params, "frequency_penalty", -2, 2, &s->frequency_penalty, refusal) ||
-        !field_float(params, "presence_penalty", -2, 2, &s->presence_penalty, refusal) ||
-        !field_float(params, "repetition_penalty", 1e-3, 10, &s->repetition_penalty, refusal) ||
+        !field_float(params, "min_p", WEFT__MIN_P_RANGE, &s->min_p, refusal) ||
+        !field_float(params, "frequency_penalty", WEFT__OUTPUT_PENALTY_RANGE, &s->frequency_penalty,
+                     refusal) ||
+        !field_float(params, "presence_penalty", WEFT__OUTPUT_PENALTY_RANGE, &s->presence_penalty,
+                     refusal) ||
+        !field_float(params, "repetition_penalty", WEFT__REPETITION_PENALTY_RANGE,
+                     &s->repetition_penalty, refusal) ||
         !read_bias(ask, params, refusal))
         return false;
     s->top_k = (int32_t)weft__min(top_k, INT32_MAX);

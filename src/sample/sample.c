@@ -28,20 +28,20 @@ weft_status weft__sampling_check(const struct weft__sampling *sampling, int64_t 
 {
     const struct {
         const char *name;
-        float value, low, high;
+        float value;
+        double low, high;
     } ranges[] = {
-        {"temperature", sampling->temperature, 0, 100},
-        {"top_p", sampling->top_p, 0, 1},
-        {"min_p", sampling->min_p, 0, 1},
-        {"repetition_penalty", sampling->repetition_penalty, 0.01f, 10},
-        {"frequency_penalty", sampling->frequency_penalty, -2, 2},
-        {"presence_penalty", sampling->presence_penalty, -2, 2},
+        {"temperature", sampling->temperature, WEFT__TEMPERATURE_RANGE},
+        {"top_p", sampling->top_p, WEFT__TOP_P_RANGE},
+        {"min_p", sampling->min_p, WEFT__MIN_P_RANGE},
+        {"repetition_penalty", sampling->repetition_penalty, WEFT__REPETITION_PENALTY_RANGE},
+        {"frequency_penalty", sampling->frequency_penalty, WEFT__OUTPUT_PENALTY_RANGE},
+        {"presence_penalty", sampling->presence_penalty, WEFT__OUTPUT_PENALTY_RANGE},
     };
     for (size_t i = 0; i < WEFT__COUNT(ranges); i++)
-        if (!(ranges[i].value >= ranges[i].low && ranges[i].value <= ranges[i].high))
+        if (!(ranges[i].value >= (float)ranges[i].low && ranges[i].value <= (float)ranges[i].high))
             return weft__fail(err, WEFT_INVALID, "%s is %g, must be from %g to %g", ranges[i].name,
-                              (double)ranges[i].value, (double)ranges[i].low,
-                              (double)ranges[i].high);
+                              (double)ranges[i].value, ranges[i].low, ranges[i].high);
     if (sampling->bias_count < 0 || sampling->bias_count > WEFT__LOGIT_BIAS_MAX)
         return weft__fail(err, WEFT_INVALID, "logit_bias has %d entries, at most %d are allowed",
                           sampling->bias_count, WEFT__LOGIT_BIAS_MAX);

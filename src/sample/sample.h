@@ -13,6 +13,13 @@ enum {
     WEFT__TOP_LOGPROBS_MAX = 20, /* alternatives listed a token */
 };
 
+/* The lowest and the highest value of each setting, on command lines, in requests and in files. */
+#define WEFT__TEMPERATURE_RANGE 0, 100
+#define WEFT__TOP_P_RANGE 0, 1
+#define WEFT__MIN_P_RANGE 0, 1
+#define WEFT__REPETITION_PENALTY_RANGE 0.01, 10
+#define WEFT__OUTPUT_PENALTY_RANGE -2, 2 /* frequency, presence */
+
 struct weft__logit_bias {
     int32_t token;
     float bias; /* -100 .. 100, added after the penalties */
@@ -20,13 +27,13 @@ struct weft__logit_bias {
 
 /* Settings of one request. Zeroed is not neutral: start from weft__sampling_default. */
 struct weft__sampling {
-    float temperature;        /* >= 0; 0: greedy, the largest logit */
-    float top_p;              /* 0 .. 1; 1: off */
+    float temperature;        /* 0: greedy, the largest logit */
+    float top_p;              /* 1: off */
     int32_t top_k;            /* at most 0: off */
-    float min_p;              /* 0 .. 1; 0: off; relative to the largest probability */
-    float repetition_penalty; /* > 0, at most 10; 1: off; over prompt and output */
-    float frequency_penalty;  /* -2 .. 2; over output */
-    float presence_penalty;   /* -2 .. 2; over output */
+    float min_p;              /* 0: off; relative to the largest probability */
+    float repetition_penalty; /* 1: off; over prompt and output */
+    float frequency_penalty;  /* over output */
+    float presence_penalty;   /* over output */
     uint64_t seed;
     const struct weft__logit_bias *bias; /* [bias_count], borrowed */
     int32_t bias_count;
