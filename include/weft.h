@@ -34,7 +34,8 @@ typedef struct weft_engine_options {
     void *ctx;
 } weft_engine_options;
 
-/* Opens a Hugging Face directory: config.json, *.safetensors, tokenizer.json. */
+/* Opens a Hugging Face directory: config.json, *.safetensors, tokenizer.json. Options may be NULL:
+ * all defaults. */
 WEFT_API WEFT_CHECKED weft_status weft_engine_open(const char *dir,
                                                    const weft_engine_options *options,
                                                    weft_engine **out, weft_error *err);
@@ -54,7 +55,7 @@ typedef struct weft_message {
 } weft_message;
 
 typedef struct weft_generation {
-    /* The prompt: messages for the model's chat template, or text as it is, or ids. */
+    /* The prompt, one of: messages for the model's chat template, text as it is, ids. */
     const weft_message *messages;
     int message_count;
     const char *text; /* UTF-8, NUL-terminated */

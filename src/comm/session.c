@@ -14,7 +14,8 @@
 static weft_status fail_memory(const struct weft__session *session, int rank, weft_error *err)
 {
     return weft__fail(err, WEFT_NO_MEMORY,
-                      "out of memory: %zu MiB of shared memory for rank %d: %s; lower "
+                      "out of memory: %zu MiB of shared memory for rank %d: %s; fewer ranks or a "
+                      "higher limit (ulimit -v) help, in a program of yours also a smaller "
                       "message_bytes or heap_bytes",
                       session->segment_bytes >> 20, rank, strerror(errno));
 }

@@ -92,6 +92,9 @@ weft_status weft__world_create(const weft_world_options *options, const struct w
 
 weft_status weft_world_create(const weft_world_options *options, weft_world **out, weft_error *err)
 {
+    if (options == NULL)
+        return weft__fail(err, WEFT_INVALID,
+                          "options with the size of the world are wanted, not NULL");
     return weft__world_create(options, &(struct weft__tuning){0}, out, err);
 }
 

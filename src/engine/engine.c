@@ -160,6 +160,7 @@ weft_status weft_engine_open(const char *dir, const weft_engine_options *options
                              weft_error *err)
 {
     static const weft_engine_options defaults;
+    if (dir == NULL) return weft__fail(err, WEFT_INVALID, "a model directory is wanted, not NULL");
     uint64_t start = weft__now_ns();
     struct weft_engine *e = calloc(1, sizeof *e);
     if (e == NULL) return weft__fail_oom(err, sizeof *e, "the engine");
@@ -199,6 +200,11 @@ weft_status weft_engine_open(const char *dir, const weft_engine_options *options
 weft_status weft_engine_follow(const char *dir, const weft_engine_options *options, int rank,
                                weft_error *err)
 {
+    if (dir == NULL || options == NULL)
+        return weft__fail(err, WEFT_INVALID,
+                          "rank %d: a model directory and options are wanted, "
+                          "not NULL",
+                          rank);
     const struct weft__ranks_options ranks = {.size = options->ranks,
                                               .timeout_ms = options->timeout_ms,
                                               .rendezvous = options->rendezvous};

@@ -115,15 +115,13 @@ static weft_status encode_prompt(const struct weft__engine_view *view, const wef
                                  struct weft__ids *ids, weft_error *err)
 {
     if (g->messages != NULL) return encode_messages(view, g, ids, err);
-    if (g->text != NULL)
-        return encode(view, g->text, strlen(g->text), WEFT__ADD_SPECIAL | WEFT__PARSE_SPECIAL, ids,
-                      err);
-    return weft__fail(err, WEFT_INVALID, "a generation needs messages, text or ids");
+    return encode(view, g->text, strlen(g->text), WEFT__ADD_SPECIAL | WEFT__PARSE_SPECIAL, ids,
+                  err);
 }
 
 /* ---- the call ---- */
 
-static weft_status check_counts(const weft_generation *g, weft_error *err)
+static weft_status check_prompt(const weft_generation *g, weft_error *err)
 {
     const struct {
         const char *name;
@@ -135,6 +133,11 @@ static weft_status check_counts(const weft_generation *g, weft_error *err)
         if (counts[i].value < 0)
             return weft__fail(err, WEFT_INVALID, "%s is %lld, must be 0 or more", counts[i].name,
                               (long long)counts[i].value);
+    int prompts = (g->messages != NULL) + (g->text != NULL) + (g->ids != NULL);
+    if (prompts != 1)
+        return weft__fail(err, WEFT_INVALID,
+                          "a generation needs messages, text or ids, one of them; %d are set",
+                          prompts);
     return WEFT_OK;
 }
 
@@ -195,7 +198,7 @@ weft_status weft_generate(weft_engine *engine, const weft_generation *g, weft_ge
                         .done = PTHREAD_COND_INITIALIZER};
     weft__buf_init(&call.text, MAX_TEXT);
     weft__buf_puts(&call.text, ""); /* so that an empty text is not NULL */
-    weft_status status = check_counts(g, err);
+    weft_status status = check_prompt(g, err);
     if (status == WEFT_OK && g->ids == NULL) status = encode_prompt(view, g, &ids, err);
     if (status == WEFT_OK && view->tokenizer == NULL)
         status = weft__fail(err, WEFT_NOT_FOUND, "%s: no tokenizer.json to decode with", view->dir);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "engine.h"
 
@@ -118,11 +119,24 @@ int weft__group_cpus(const char *dir)
     return (int)(quota / period + (quota % period != 0));
 }
 
+/* What the limit on address space (ulimit -v) leaves. */
+static uint64_t address_space(void)
+{
+    struct rlimit limit;
+    uint64_t kib = read_number("/proc/self", "status", "VmSize:");
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        kib > UINT64_MAX / 1024)
+        return UINT64_MAX;
+    return limit.rlim_cur > kib * 1024 ? limit.rlim_cur - kib * 1024 : 0;
+}
+
 uint64_t weft__memory_available(void)
 {
     char dir[PATH_BYTES + 64];
     uint64_t kib = read_number("/proc", "meminfo", "MemAvailable:");
     uint64_t available = kib < UINT64_MAX / 1024 ? kib * 1024 : UINT64_MAX;
+    uint64_t space = address_space();
+    if (space < available) available = space;
     own_group("memory", dir, sizeof dir);
     do {
         uint64_t left = weft__group_memory(dir);
@@ -166,21 +180,22 @@ static weft_status check_options(const weft_engine_options *o, weft_error *err)
     static const int64_t most = INT32_MAX;
     const struct {
         const char *name;
-        int64_t value, max;
+        int64_t value, min, max; /* min: beside 0, the default */
     } all[] = {
-        {"ranks (--tp)", o->ranks, WEFT__MAX_RANKS},
-        {"threads", o->threads, MAX_THREADS},
-        {"context", o->context, most},
-        {"kv_tokens", o->kv_tokens, most},
-        {"chunk", o->chunk, WEFT__CHUNK_MAX},
-        {"max_running", o->max_running, most},
-        {"max_queue", o->max_queue, most},
-        {"activations", (int64_t)o->activations, WEFT_ACTIVATIONS_INT8},
+        {"ranks (--tp)", o->ranks, 1, WEFT__MAX_RANKS},
+        {"threads", o->threads, 1, MAX_THREADS},
+        {"context", o->context, 1, most},
+        {"kv_tokens", o->kv_tokens, 1, most},
+        {"chunk", o->chunk, 1, WEFT__CHUNK_MAX},
+        {"max_running", o->max_running, 1, most},
+        {"max_queue", o->max_queue, 1, most},
+        {"activations", (int64_t)o->activations, 0, WEFT_ACTIVATIONS_INT8},
     };
     for (size_t i = 0; i < WEFT__COUNT(all); i++)
         if (all[i].value < 0 || all[i].value > all[i].max)
-            return weft__fail(err, WEFT_INVALID, "%s is %lld; 1 to %lld are possible", all[i].name,
-                              (long long)all[i].value, (long long)all[i].max);
+            return weft__fail(err, WEFT_INVALID, "%s is %lld; %lld to %lld are possible",
+                              all[i].name, (long long)all[i].value, (long long)all[i].min,
+                              (long long)all[i].max);
     return WEFT_OK;
 }
 
@@ -201,9 +216,9 @@ static weft_status choose_ranks(const weft_engine_options *o, struct weft__ranks
     if ((int64_t)ranks->size * ranks->threads > most)
         return weft__fail(
             err, WEFT_INVALID,
-            "%d ranks x %d threads are too many for %d CPUs; at most %lld threads run "
+            "%d rank%s x %d threads are too many for %d CPUs; at most %lld threads run "
             "here, and more than one a CPU only slows it down",
-            ranks->size, ranks->threads, cpus, (long long)most);
+            ranks->size, ranks->size == 1 ? "" : "s", ranks->threads, cpus, (long long)most);
     return WEFT_OK;
 }
 
@@ -252,11 +267,11 @@ static weft_status size_pool(const weft_engine_options *o, struct weft__plan *pl
         return weft__fail(
             err, WEFT_NO_MEMORY,
             "the model does not fit: weights %.0f MiB + work space %.0f MiB + KV cache %.0f MiB "
-            "(%lld tokens), but %.0f MiB are available; lower --context, --kv-tokens or --chunk, "
-            "or use a smaller or more quantised model",
+            "(%lld tokens) + %d MiB for the rest of the machine, but %.0f MiB are available; lower "
+            "--context, --kv-tokens or --chunk, or use a smaller or more quantised model",
             weft__mib(plan->weights_bytes), weft__mib(plan->work_bytes),
             weft__mib((uint64_t)weft__max(pages, one) * page_bytes),
-            (long long)weft__max(pages, one) * WEFT__PAGE, weft__mib(available));
+            (long long)weft__max(pages, one) * WEFT__PAGE, RESERVE >> 20, weft__mib(available));
     plan->context = context;
     plan->ranks.limits.pages = pages;
     plan->kv_bytes = (uint64_t)pages * page_bytes;

@@ -36,7 +36,7 @@ weft_status weft__new_dir_room(const struct weft__new_dir *dir, uint64_t bytes, 
     uint64_t have = (uint64_t)fs.f_bavail * fs.f_frsize;
     if (bytes <= have) return WEFT_OK;
     return weft__fail(err, WEFT_IO,
-                      "%s: %.6g GB are needed but the disk has %.6g GB free; free some space or "
+                      "%s: %.3f GB are needed but the disk has %.3f GB free; free some space or "
                       "choose another place",
                       dir->target, (double)bytes / 1e9, (double)have / 1e9);
 }

@@ -198,9 +198,13 @@ static weft_status allocate(struct weft__model *m, weft_error *err)
     struct weft__model_bytes bytes = weft__model_measure(m->arch, &m->shard, &m->limits);
     size_t cache = bytes.kv_page * (size_t)m->limits.pages;
     m->memory[0] = core->alloc(m->dev, bytes.work);
-    if (m->memory[0] == NULL) return weft__fail_oom(err, bytes.work, "work space");
+    if (m->memory[0] == NULL)
+        return weft__fail_oom(err, bytes.work,
+                              "work space; lower --chunk, or serve's --max-running-requests");
     m->memory[1] = core->alloc(m->dev, cache + 64 * (size_t)m->arch->layers * 3);
-    if (m->memory[1] == NULL) return weft__fail_oom(err, cache, "the KV cache");
+    if (m->memory[1] == NULL)
+        return weft__fail_oom(err, cache,
+                              "the KV cache; lower --kv-tokens, or serve's --max-running-requests");
     (void)carve_work(m->memory[0], m->arch, &m->shard, &m->limits, &m->work);
     (void)carve_cache(m->memory[1], m->arch, &m->shard, m->limits.pages, m->cache);
     return WEFT_OK;

@@ -170,6 +170,8 @@ static void wrong_options(void **state)
         assert_int_equal(weft_world_create(&wrong[i], &world, &err), WEFT_INVALID);
         assert_null(world);
     }
+    weft_error none;
+    assert_int_equal(weft_world_create(NULL, &(weft_world *){NULL}, &none), WEFT_INVALID);
     weft_world_destroy(NULL);
     weft_comm_close(NULL);
     /* Memory that cannot be had is said at open. */

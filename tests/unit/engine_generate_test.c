@@ -226,10 +226,37 @@ static void what_is_no_number_or_count_is_refused(void **state)
     assert_ask_refused(*state, &ask, "message_count is -1, must be 0 or more");
 }
 
-static void a_prompt_is_needed(void **state)
+static void one_prompt_is_needed(void **state)
 {
-    const weft_generation ask = WEFT_GENERATION_DEFAULT;
-    assert_ask_refused(*state, &ask, "messages, text or ids");
+    static const int32_t ids[] = {300};
+    weft_generation ask = WEFT_GENERATION_DEFAULT;
+    assert_ask_refused(*state, &ask, "messages, text or ids, one of them; 0 are set");
+    ask.ids = ids;
+    ask.id_count = 1;
+    ask.text = "Hello";
+    assert_ask_refused(*state, &ask, "messages, text or ids, one of them; 2 are set");
+}
+
+static void wrong_options_are_named(void **state)
+{
+    const weft_engine_options activations = {.activations = (weft_activations)7},
+                              ranks = {.ranks = 17};
+    const struct {
+        const char *dir;
+        const weft_engine_options *options;
+        const char *text;
+    } wrong[] = {{NULL, NULL, "directory is wanted"},
+                 {WEFT_SOURCE_DIR "/models/atlas", &activations, "activations is 7; 0 to 2 are"},
+                 {WEFT_SOURCE_DIR "/models/atlas", &ranks, "(--tp) is 17; 1 to 16 are"}};
+    (void)state;
+    weft_error err = {0};
+    for (size_t i = 0; i < WEFT__COUNT(wrong); i++) {
+        weft_engine *engine = NULL;
+        weft_status status = weft_engine_open(wrong[i].dir, wrong[i].options, &engine, &err);
+        assert_int_equal(status, WEFT_INVALID);
+        if (strstr(err.text, wrong[i].text) == NULL) fail_msg("%s", err.text);
+    }
+    assert_int_equal(weft_engine_follow("x", NULL, 1, &err), WEFT_INVALID);
 }
 
 static void put(const char *dir, const char *name, const char *text)
@@ -264,6 +291,13 @@ static void generation_config_is_taken_as_it_is(void **state)
     put(dir, "generation_config.json", "{\"temperature\": 0.5}");
     assert_int_equal(weft__generation_config_load(dir, 64, &config, &err), WEFT_OK);
     assert_true(config.sampling.temperature == 0.5f);
+    /* What loads can be sampled with. */
+    put(dir, "generation_config.json", "{\"temperature\": 100, \"repetition_penalty\": 0.01}");
+    assert_int_equal(weft__generation_config_load(dir, 64, &config, &err), WEFT_OK);
+    assert_int_equal(weft__sampling_check(&config.sampling, 64, &err), WEFT_OK);
+    put(dir, "generation_config.json", "{\"repetition_penalty\": 0.005}");
+    assert_int_not_equal(weft__generation_config_load(dir, 64, &config, &err), WEFT_OK);
+    assert_non_null(strstr(err.text, "repetition_penalty"));
     for (int i = 0; i < 2; i++) {
         (void)snprintf(path, sizeof path, "%s/%sconfig.json", dir, i == 0 ? "" : "generation_");
         (void)unlink(path);
@@ -416,7 +450,8 @@ int main(void)
         cmocka_unit_test(half_a_character_is_replaced),
         cmocka_unit_test(wrong_messages_are_named),
         cmocka_unit_test(what_is_no_number_or_count_is_refused),
-        cmocka_unit_test(a_prompt_is_needed),
+        cmocka_unit_test(one_prompt_is_needed),
+        cmocka_unit_test(wrong_options_are_named),
         cmocka_unit_test(generation_config_is_taken_as_it_is),
         cmocka_unit_test(loading_may_take_long_but_not_hang),
         cmocka_unit_test(limits_of_a_control_group_are_read),
