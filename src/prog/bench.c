@@ -30,7 +30,7 @@ static bool parse_line(struct weft__bench_options *o, const struct weft__option 
 {
     struct weft__command_line line = {
         .command = "bench",
-        .synopsis = "URL|MODEL",
+        .synopsis = "URL|MODEL|calibrate|compare|diagnose",
         .about = "Loads an OpenAI-compatible server or /generate, or a model directory in this\n"
                  "process: latencies, throughput, where the time went, power, and a verdict.\n"
                  "Also: weft bench calibrate, weft bench diagnose FILE, weft bench compare A B.",
@@ -100,8 +100,8 @@ static bool parse(struct weft__bench_options *o, int argc, char **argv, int *sta
         {WEFT__OPTION_INT, "repeats", &o->repeats, 1, 1000, "N", "runs, for `bench compare` (1)"},
         {WEFT__OPTION_FLAG, "disable-ignore-eos", &o->stop_at_eos, 0, 0, NULL,
          "let answers end before their length"},
-        {WEFT__OPTION_DOUBLE, "temperature", &o->temperature, 0, 100, "T", "(0)"},
-        {WEFT__OPTION_DOUBLE, "top-p", &o->top_p, 0, 1, "P", "(1)"},
+        {WEFT__OPTION_DOUBLE, "temperature", &o->temperature, WEFT__TEMPERATURE_RANGE, "T", "(0)"},
+        {WEFT__OPTION_DOUBLE, "top-p", &o->top_p, WEFT__TOP_P_RANGE, "P", "(1)"},
         {WEFT__OPTION_STRING, "extra-request-body", &o->extra_body, 0, 0, "JSON",
          "an object merged into each request; it wins"},
         {WEFT__OPTION_STRING, "header", &o->header, 0, 0, "K=V", "one more header"},
@@ -180,16 +180,19 @@ static bool parse_sweep(struct weft__bench_options *o)
 static int complete(struct weft__bench_options *o)
 {
     struct stat info;
+    weft_error err;
     bool is_url = strncmp(o->url, "http://", 7) == 0 || strncmp(o->url, "https://", 8) == 0;
     if (!is_url && stat(o->url, &info) == 0 && S_ISDIR(info.st_mode)) o->dir = o->url;
     if (!is_url && o->dir == NULL)
         return weft__usage("bench",
-                           "%.100s: a URL like http://127.0.0.1:8000, or a model directory, is "
-                           "wanted",
+                           "%.100s: a URL like http://127.0.0.1:8000, a model directory, or one of "
+                           "calibrate, compare and diagnose is wanted",
                            o->url);
-    if (o->dir != NULL && (o->api >= 0 || o->extra_body != NULL || o->tokenizer != NULL))
-        return weft__usage("bench", "--endpoint, --extra-request-body and --tokenizer are for a "
-                                    "URL: a model has its own tokenizer");
+    if (o->dir != NULL &&
+        (o->api >= 0 || o->extra_body != NULL || o->header != NULL || o->tokenizer != NULL))
+        return weft__usage("bench",
+                           "--endpoint, --extra-request-body, --header and --tokenizer are "
+                           "for a URL: a model has its own tokenizer");
     const struct weft__engine_flags *f = &o->engine_flags;
     if (o->dir == NULL && (f->ranks | f->threads | f->context | f->kv_tokens | f->chunk |
                            f->activations | f->rank_kind | f->portable) != 0)
@@ -218,6 +221,8 @@ static int complete(struct weft__bench_options *o)
     if (o->seed < 0) o->seed = o->rules == WEFT__RULES_VLLM ? 0 : 42;
     if (o->output_len == 0 && o->dataset != WEFT__DATASET_SHAREGPT)
         o->output_len = o->rules == WEFT__RULES_VLLM ? 128 : 1024;
+    if (weft__bench_data_check(o, o->dir != NULL || o->tokenizer != NULL, &err) != WEFT_OK)
+        return weft__usage("bench", "%s", err.text);
     return WEFT__EXIT_OK;
 }
 

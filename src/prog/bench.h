@@ -146,6 +146,9 @@ struct weft__bench_data {
     struct weft__mt mt; /* arrivals are drawn after the data */
 };
 
+/* Whether the options give what their dataset needs; make asks, too. */
+WEFT_CHECKED weft_status weft__bench_data_check(const struct weft__bench_options *o, bool tokenizer,
+                                                weft_error *err);
 WEFT_CHECKED weft_status weft__bench_data_make(const struct weft__bench_options *o,
                                                struct weft__bench_data *out, weft_error *err);
 /* Sets at_ns by the rate; make has done it once. */

@@ -142,6 +142,29 @@ static const char *verdict_of(const struct side *a, const struct side *b, int be
     return (difference > 0) == (better > 0) ? "better" : "worse";
 }
 
+/* Nothing to compare is a wrong file. */
+static weft_status check_figures(const struct runs runs[2], const char *const path[2],
+                                 weft_error *err)
+{
+    struct side side;
+    bool in_a = false, in_b = false, common = false;
+    for (size_t i = 0; i < WEFT__COUNT(compared); i++) {
+        bool of_a = side_of(&runs[0], compared[i].key, &side);
+        bool of_b = side_of(&runs[1], compared[i].key, &side);
+        in_a |= of_a;
+        in_b |= of_b;
+        common |= of_a && of_b;
+    }
+    if (common) return WEFT_OK;
+    if (in_a && in_b)
+        return weft__fail(err, WEFT_FORMAT, "%.200s and %.200s have no figure in common", path[0],
+                          path[1]);
+    return weft__fail(err, WEFT_FORMAT,
+                      "%.200s holds no figure of a run, such as \"duration\": is it what bench's "
+                      "--output-file wrote?",
+                      path[in_a]);
+}
+
 static void print_row(const char *key, const struct side *a, const struct side *b,
                       const char *verdict)
 {
@@ -230,7 +253,8 @@ int weft__bench_compare(int argc, char **argv)
     }
     status = WEFT__EXIT_OK;
     if (read_runs(line.argument[0], &runs[0], &err) != WEFT_OK ||
-        read_runs(line.argument[1], &runs[1], &err) != WEFT_OK) {
+        read_runs(line.argument[1], &runs[1], &err) != WEFT_OK ||
+        check_figures(runs, line.argument, &err) != WEFT_OK) {
         status = weft__report(line.command, &err);
     } else {
         warn_different(&runs[0], &runs[1]);

@@ -208,16 +208,61 @@ static weft_status add_ids(struct maker *m, const int32_t *ids, int64_t count, i
     return as_ids ? add_request(m, &p) : add_decoded(m, ids, count, output_len);
 }
 
-static weft_status need_vocab(const struct maker *m)
+/* Of ids, which text or at least the number of ids is needed for. */
+static weft_status check_ids(const struct weft__bench_options *o, bool tokenizer, weft_error *err)
 {
-    if (m->o->tok == NULL && m->o->vocab == 0)
-        return weft__fail(m->err, WEFT_INVALID,
-                          "%s needs --tokenizer MODEL, or --vocab N to send ids below N",
-                          weft__bench_datasets[m->o->dataset]);
-    if (m->o->tok == NULL && m->o->api == WEFT__API_CHAT && m->o->dir == NULL)
-        return weft__fail(m->err, WEFT_INVALID, "%s needs --tokenizer MODEL for chat",
-                          weft__bench_datasets[m->o->dataset]);
+    const char *set = weft__bench_datasets[o->dataset];
+    if (!tokenizer && o->vocab == 0)
+        return weft__fail(err, WEFT_INVALID,
+                          "%s needs --tokenizer MODEL, or --vocab N to send ids below N", set);
+    if (!tokenizer && o->api == WEFT__API_CHAT && o->dir == NULL)
+        return weft__fail(err, WEFT_INVALID, "%s needs --tokenizer MODEL for chat", set);
     return WEFT_OK;
+}
+
+static weft_status check_extra(const char *text, weft_error *err)
+{
+    json_error_t error = {0};
+    json_t *object = text != NULL ? json_loads(text, 0, &error) : NULL;
+    bool good = text == NULL || json_is_object(object);
+    json_decref(object);
+    if (good) return WEFT_OK;
+    return weft__fail(err, WEFT_INVALID, "--extra-request-body: a JSON object is wanted%s%.100s",
+                      error.text[0] != '\0' ? ": " : "", error.text);
+}
+
+weft_status weft__bench_data_check(const struct weft__bench_options *o, bool tokenizer,
+                                   weft_error *err)
+{
+    bool file = o->dataset != WEFT__DATASET_RANDOM_IDS && o->dataset != WEFT__DATASET_TURNS;
+    WEFT__TRY(check_extra(o->extra_body, err));
+    if (file && o->dataset_path == NULL)
+        return weft__fail(err, WEFT_INVALID, "--dataset-name %s needs --dataset-path FILE",
+                          weft__bench_datasets[o->dataset]);
+    switch (o->dataset) {
+    case WEFT__DATASET_RANDOM_IDS:
+    case WEFT__DATASET_TRACE:
+        return check_ids(o, tokenizer, err);
+    case WEFT__DATASET_TURNS:
+        if (!tokenizer && o->dir == NULL)
+            return weft__fail(err, WEFT_INVALID,
+                              "multi-turn needs --tokenizer MODEL: turns are text");
+        if (o->prompts >= o->turns) return WEFT_OK;
+        return weft__fail(err, WEFT_INVALID,
+                          "--num-prompts %lld is less than one conversation of --turns %lld",
+                          (long long)o->prompts, (long long)o->turns);
+    case WEFT__DATASET_SHAREGPT:
+        if (tokenizer || o->output_len != 0) return WEFT_OK;
+        return weft__fail(err, WEFT_INVALID,
+                          "sharegpt needs --tokenizer MODEL to measure its answers, or "
+                          "--random-output-len N");
+    case WEFT__DATASET_RANDOM:
+        if (tokenizer) return WEFT_OK;
+        return weft__fail(err, WEFT_INVALID,
+                          "random repeats text by tokens: it needs --tokenizer MODEL");
+    default:
+        return WEFT_OK;
+    }
 }
 
 /* Lengths of `count` prompts, then of as many answers; caller frees. */
@@ -253,8 +298,7 @@ static weft_status make_random_ids(struct maker *m)
     int64_t vocab = 0, n = m->o->prompts, *len = NULL;
     int32_t *id = NULL, *prompt = NULL;
     int64_t *offset = malloc((size_t)n * sizeof *offset);
-    weft_status status = need_vocab(m);
-    if (status == WEFT_OK) status = draw_lengths(m, n, true, &len);
+    weft_status status = draw_lengths(m, n, true, &len);
     if (status == WEFT_OK) status = make_vocab(m, &id, &vocab);
     if (status == WEFT_OK) prompt = malloc((size_t)most_of(len, n) * sizeof *prompt);
     if (status == WEFT_OK && (prompt == NULL || offset == NULL))
@@ -304,13 +348,6 @@ static weft_status make_turns(struct maker *m)
     const struct weft__bench_options *o = m->o;
     int64_t talks = o->prompts / o->turns, n = talks * o->turns, vocab = 0, *len = NULL;
     int32_t *id = NULL, *prompt = NULL;
-    if (m->o->tok == NULL && o->dir == NULL)
-        return weft__fail(m->err, WEFT_INVALID,
-                          "multi-turn needs --tokenizer MODEL: turns are text");
-    if (talks == 0)
-        return weft__fail(m->err, WEFT_INVALID,
-                          "--num-prompts %lld is less than one conversation of --turns %lld",
-                          (long long)o->prompts, (long long)o->turns);
     weft_status status = draw_lengths(m, n, false, &len);
     if (status == WEFT_OK) status = make_vocab(m, &id, &vocab);
     int64_t *offset = calloc((size_t)o->prefix_groups, sizeof *offset);
@@ -593,7 +630,6 @@ static weft_status make_trace(struct maker *m, const char *text, size_t len)
     const char *at = text, *end = text + len, *line;
     size_t size;
     double first_ms = 0;
-    WEFT__TRY(need_vocab(m));
     WEFT__TRY(make_vocab(m, &id, &vocab));
     weft_status status = WEFT_OK;
     while (status == WEFT_OK && m->data->count < m->o->prompts &&
@@ -615,16 +651,6 @@ static weft_status make_file(struct maker *m)
 {
     struct weft__buf text;
     int64_t set = m->o->dataset;
-    if (m->o->dataset_path == NULL)
-        return weft__fail(m->err, WEFT_INVALID, "--dataset-name %s needs --dataset-path FILE",
-                          weft__bench_datasets[set]);
-    if (set == WEFT__DATASET_SHAREGPT && m->o->tok == NULL && m->o->output_len == 0)
-        return weft__fail(m->err, WEFT_INVALID,
-                          "sharegpt needs --tokenizer MODEL to measure its answers, or "
-                          "--random-output-len N");
-    if (set == WEFT__DATASET_RANDOM && m->o->tok == NULL)
-        return weft__fail(m->err, WEFT_INVALID,
-                          "random repeats text by tokens: it needs --tokenizer MODEL");
     weft__buf_init(&text, WEFT__BENCH_MAX_FILE);
     weft_status status = weft__read_input(m->o->dataset_path, &text, m->err);
     if (status == WEFT_OK)
@@ -660,25 +686,17 @@ void weft__bench_set_arrivals(const struct weft__bench_options *o, struct weft__
 weft_status weft__bench_data_make(const struct weft__bench_options *o, struct weft__bench_data *out,
                                   weft_error *err)
 {
+    WEFT__TRY(weft__bench_data_check(o, o->tok != NULL, err));
     struct weft__bench_data data = {.request = calloc((size_t)o->prompts, sizeof *data.request)};
     struct maker m = {.o = o, .data = &data, .err = err};
     if (data.request == NULL)
         return weft__fail_oom(err, (size_t)o->prompts * sizeof *data.request, "requests");
-    json_error_t error;
-    weft_status status = WEFT_OK;
     weft__mt_seed(&m.numpy, (uint32_t)o->seed);
     weft__mt_seed_python(&m.python, (uint32_t)o->seed);
-    if (o->extra_body != NULL) {
-        m.extra = json_loads(o->extra_body, 0, &error);
-        if (!json_is_object(m.extra))
-            status = weft__fail(err, WEFT_INVALID,
-                                "--extra-request-body: a JSON object is wanted%s%.100s",
-                                m.extra == NULL ? ": " : "", m.extra == NULL ? error.text : "");
-    }
-    if (status == WEFT_OK)
-        status = o->dataset == WEFT__DATASET_RANDOM_IDS ? make_random_ids(&m)
-                 : o->dataset == WEFT__DATASET_TURNS    ? make_turns(&m)
-                                                        : make_file(&m);
+    if (o->extra_body != NULL) m.extra = json_loads(o->extra_body, 0, NULL);
+    weft_status status = o->dataset == WEFT__DATASET_RANDOM_IDS ? make_random_ids(&m)
+                         : o->dataset == WEFT__DATASET_TURNS    ? make_turns(&m)
+                                                                : make_file(&m);
     json_decref(m.extra);
     if (status == WEFT_OK) {
         data.mt = m.numpy;

@@ -679,6 +679,9 @@ weft_status weft__bench_print(const struct weft__bench_options *o,
         int64_t tokens = res.output[o->rules];
         json_t *object = json_object(), *more = weft_json(o, run, &res);
         json_t *where = weft__where_json(run->watch, o->profiles, tokens);
+        /* Nothing was measured, so there is nothing to show or to judge. */
+        bool none = res.completed == 0;
+        if (none) (void)json_object_del(where, "verdicts");
         put_setup(object, o, run->data);
         put_totals(object, o, run->data, &res);
         if (o->details) put_details(object, o, run->data, &res);
@@ -687,6 +690,8 @@ weft_status weft__bench_print(const struct weft__bench_options *o,
         (void)json_object_set_new(object, "weft", more);
         if (o->json) {
             (void)weft__print_json(json_incref(object), JSON_COMPACT);
+        } else if (none) {
+            print_failures(run->data, &res);
         } else {
             print_table(o, run, &res);
             weft__where_print(run->watch, o->profiles, tokens);

@@ -1,7 +1,9 @@
 /* weft check: the forward pass against a reference made by another implementation. */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "prog.h"
 
@@ -227,6 +229,15 @@ static weft_status check_file(struct weft__solo *solo, const char *path, bool js
 
 /* ---- the command ---- */
 
+static weft_status find_reference(const char *path, weft_error *err)
+{
+    if (access(path, F_OK) == 0) return WEFT_OK;
+    return weft__fail(err, WEFT_NOT_FOUND,
+                      "%.200s: %s: the logits and greedy tokens of another implementation are "
+                      "wanted; weft's tools/reference.py MODEL makes them, with transformers",
+                      path, strerror(errno));
+}
+
 /* The longest prompt and its continuation, so that the KV cache is no larger than needed. */
 static weft_status longest(const char *path, int64_t *tokens, weft_error *err)
 {
@@ -255,7 +266,8 @@ static weft_status check_model(const struct request *request, bool *passed, weft
     struct weft__solo solo;
     int64_t tokens = 0;
     WEFT__TRY(weft__solo_open(request->dir, &solo, err));
-    weft_status status = longest(request->reference, &tokens, err);
+    weft_status status = find_reference(request->reference, err);
+    if (status == WEFT_OK) status = longest(request->reference, &tokens, err);
     if (status == WEFT_OK)
         status = weft__solo_start(&solo, &request->engine, tokens, request->verbose, err);
     if (status == WEFT_OK)

@@ -341,14 +341,18 @@ static weft_status run_ranks(struct run *run, weft_error *err)
 {
     struct rank_run ranks[WEFT_COMM_RANKS_MAX];
     weft_status status = WEFT_OK;
-    int started = 0;
+    int started = 0, rc = 0;
     for (; started < run->ranks; started++) {
         ranks[started] = (struct rank_run){.run = run, .rank = started};
-        if (pthread_create(&ranks[started].thread, NULL, rank_main, &ranks[started]) != 0) break;
+        rc = pthread_create(&ranks[started].thread, NULL, rank_main, &ranks[started]);
+        if (rc != 0) break;
     }
     if (started < run->ranks)
         status =
-            weft__fail(err, WEFT_NO_MEMORY, "cannot start thread %d of %d", started, run->ranks);
+            weft__fail(err, WEFT_NO_MEMORY,
+                       "no thread for rank %d of %d: %s; fewer ranks or a higher limit (ulimit -u, "
+                       "ulimit -v) help",
+                       started, run->ranks, strerror(rc));
     for (int r = 0; r < started; r++) {
         (void)pthread_join(ranks[r].thread, NULL);
         /* Others only say that a peer has failed. */
@@ -400,12 +404,12 @@ int weft__cmd_comm_bench(int argc, char **argv)
 {
     const char *devices = NULL;
     int64_t operation = ALLREDUCE, algorithm = WEFT_ALGORITHM_AUTO, path = WEFT_PATH_AUTO;
-    int64_t ranks = 2, rows_min = 1, rows_max = 256, iterations = 50;
+    int64_t ranks = 0, rows_min = 1, rows_max = 256, iterations = 50;
     bool json = false, plan = false, baseline = false;
     const struct weft__option options[] = {
         {WEFT__OPTION_CHOICE, "operation", &operation, 0, 0,
          "allreduce|reduce-scatter|all-gather|broadcast", "what is timed (allreduce)"},
-        {WEFT__OPTION_INT, "ranks", &ranks, 1, WEFT_COMM_RANKS_MAX, "N", "CPU ranks (2)"},
+        {WEFT__OPTION_INT, "tp", &ranks, 1, WEFT_COMM_RANKS_MAX, "N", "CPU ranks (2)"},
         {WEFT__OPTION_STRING, "cuda", &devices, 0, 0, "N,N...", "GPU ranks, one a CUDA device"},
         {WEFT__OPTION_CHOICE, "path", &path, 0, 0, path_choices + 1, "between GPUs (auto)"},
         {WEFT__OPTION_FLAG, "baseline", &baseline, 0, 0, NULL,
@@ -428,6 +432,9 @@ int weft__cmd_comm_bench(int argc, char **argv)
     };
     int status, ordinals[WEFT_COMM_RANKS_MAX];
     if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
+    if (devices != NULL && ranks != 0)
+        return weft__usage("comm-bench", "--tp is for CPU ranks: --cuda has one a device");
+    if (ranks == 0) ranks = 2;
     if (devices != NULL && (ranks = parse_devices(devices, ordinals)) == 0)
         return weft__usage("comm-bench", "--cuda wants device numbers like 0,1, not \"%s\"",
                            devices);

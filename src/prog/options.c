@@ -65,6 +65,18 @@ static const struct weft__option *find(const struct weft__command_line *line, co
     return *ambiguous ? NULL : found;
 }
 
+static void say_ambiguous(const struct weft__command_line *line, const char *name, size_t len)
+{
+    char list[400];
+    size_t used = 0;
+    for (const struct weft__option *o = line->options; o->kind != WEFT__OPTION_END; o++)
+        if (strncmp(o->name, name, len) == 0 && used < sizeof list)
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s--%s",
+                                     used > 0 ? ", " : "", o->name);
+    (void)weft__usage(line->command, "--%.*s may be %s", (int)weft__min((int64_t)len, 60), name,
+                      list);
+}
+
 /* *index = which of "a|b|c" text is. */
 static bool choose(const char *choices, const char *text, int64_t *index)
 {
@@ -103,8 +115,10 @@ weft_status weft__option_set(const struct weft__option *o, const char *text, wef
     double number = whole ? (double)integer : strtod(text, &end);
     if (end == text || *end != '\0' || errno != 0 || isnan(number) || number < o->min ||
         number > o->max)
-        return weft__fail(err, WEFT_INVALID, "--%s %.40s: %s from %.10g to %.10g is wanted",
-                          o->name, text, whole ? "an integer" : "a number", o->min, o->max);
+        return weft__fail(err, WEFT_INVALID,
+                          whole ? "--%s %.40s: an integer from %.0f to %.0f is wanted"
+                                : "--%s %.40s: a number from %.10g to %.10g is wanted",
+                          o->name, text, o->min, o->max);
     if (whole)
         *(int64_t *)o->target = integer;
     else
@@ -121,9 +135,12 @@ static bool take_option(struct weft__command_line *line, int argc, char **argv, 
     bool ambiguous;
     weft_error err;
     const struct weft__option *o = find(line, name, len, &ambiguous);
+    if (ambiguous) {
+        say_ambiguous(line, name, len);
+        return false;
+    }
     if (o == NULL) {
-        (void)weft__usage(line->command, "%s option %.60s",
-                          ambiguous ? "there is more than one" : "there is no", argv[*i]);
+        (void)weft__usage(line->command, "there is no option %.60s", argv[*i]);
         return false;
     }
     if (equals == NULL && o->kind != WEFT__OPTION_FLAG) {
@@ -146,7 +163,8 @@ bool weft__command_line_parse(struct weft__command_line *line, int argc, char **
         const char *text = argv[i];
         if (only_arguments || text[0] != '-' || text[1] == '\0') {
             if (line->arguments == line->arguments_max) {
-                (void)weft__usage(line->command, "too many arguments: \"%.40s\"", text);
+                (void)weft__usage(line->command, "\"%.40s\" is too many: %s is wanted", text,
+                                  line->synopsis[0] != '\0' ? line->synopsis : "no argument");
                 return false;
             }
             line->argument[line->arguments++] = text;
@@ -233,17 +251,21 @@ bool weft__signals_came(void)
            (sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGTERM) == 1);
 }
 
+/* Nanoseconds before a bar, and between lines that a log may keep. */
+static const uint64_t SECOND = 1000000000u, LINES_APART = 10000000000u;
+
 struct weft__bar weft__bar_start(const char *what)
 {
+    bool terminal = isatty(STDERR_FILENO) != 0;
     return (struct weft__bar){.what = what,
-                              .terminal = isatty(STDERR_FILENO) != 0,
-                              .start_ns = weft__now_ns(),
+                              .terminal = terminal,
+                              .next_ns = weft__now_ns() + (terminal ? SECOND : LINES_APART),
                               .shown = -1};
 }
 
 void weft__bar_end(const struct weft__bar *bar)
 {
-    if (bar->shown >= 0 && bar->shown < 100) (void)fprintf(stderr, "\n");
+    if (bar->terminal && bar->shown >= 0 && bar->shown < 100) (void)fprintf(stderr, "\n");
 }
 
 void weft__bar_show(void *ctx, double share)
@@ -251,10 +273,14 @@ void weft__bar_show(void *ctx, double share)
     enum { WIDTH = 40 };
     struct weft__bar *shown = ctx;
     int percent = (int)(share * 100);
-    if (!shown->terminal || percent == shown->shown ||
-        weft__now_ns() - shown->start_ns < 1000000000u)
-        return;
+    uint64_t now = weft__now_ns();
+    if (percent == shown->shown || now < shown->next_ns) return;
     shown->shown = percent;
+    if (!shown->terminal) {
+        shown->next_ns = now + LINES_APART;
+        (void)fprintf(stderr, "%s: %d %%\n", shown->what, percent);
+        return;
+    }
     char bar[WIDTH + 1];
     for (int i = 0; i < WIDTH; i++) bar[i] = i * 100 < percent * WIDTH ? '#' : '.';
     bar[WIDTH] = '\0';

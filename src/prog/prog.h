@@ -180,12 +180,12 @@ weft_status weft__solo_step(struct weft__solo *solo, struct weft__solo_rows rows
 
 /* ---- what takes long ---- */
 
-/* A bar on stderr, when that is a terminal, after the first second. */
+/* A bar on stderr after the first second; where that is no terminal, a line every ten seconds. */
 struct weft__bar {
     const char *what; /* "loading" */
     bool terminal;
-    uint64_t start_ns;
-    int shown; /* percent, -1: nothing yet */
+    uint64_t next_ns; /* not before that */
+    int shown;        /* percent, -1: nothing yet */
 };
 
 struct weft__bar weft__bar_start(const char *what);

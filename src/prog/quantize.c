@@ -39,7 +39,7 @@ static void on_linear(void *ctx, const struct weft__quantize_row *row)
         }
     } else if (!q->quiet) {
         /* The bar and the rows may share a terminal. */
-        if (q->bar.shown >= 0) (void)fprintf(stderr, "\r%60s\r", "");
+        if (q->bar.terminal && q->bar.shown >= 0) (void)fprintf(stderr, "\r%60s\r", "");
         q->bar.shown = -1;
         (void)printf("%-56s %6lld x %-6lld error %.4f  max %.3g\n", row->module,
                      (long long)row->out, (long long)row->in, relative(&row->error),
@@ -126,6 +126,9 @@ int weft__cmd_quantize(int argc, char **argv)
     int status;
     if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
     if (to < 0) return weft__usage(line.command, "--to nvfp4 or --to fp8 is wanted");
+    if (attention && to != 0)
+        return weft__usage(line.command,
+                           "--attention is for nvfp4: fp8 quantises attention anyway");
 
     const char *excludes[MAX_EXCLUDES];
     char *list = exclude != NULL ? strdup(exclude) : NULL;

@@ -19,6 +19,7 @@ struct run {
     const char *system, *prompts;
     bool raw, ignore_eos, stats, json;
     weft_engine *engine;
+    bool answering; /* a part of the answer has been printed */
 };
 
 /* ---- one generation ---- */
@@ -38,13 +39,14 @@ static weft_generation generation_of(const struct run *run)
 }
 
 /* A prompt without history. */
-static weft_status generate(const struct run *run, const char *prompt,
+static weft_status generate(struct run *run, const char *prompt,
                             bool (*on_text)(void *, const char *, size_t), weft_generated *out,
                             weft_error *err)
 {
     weft_generation g = generation_of(run);
     weft_message messages[2];
     g.on_text = on_text;
+    g.ctx = run;
     if (run->raw) {
         g.text = prompt;
     } else {
@@ -67,29 +69,40 @@ static void interrupt(int signal)
 
 static bool print_text(void *ctx, const char *text, size_t len)
 {
-    (void)ctx;
+    ((struct run *)ctx)->answering = true;
     return fwrite(text, 1, len, stdout) == len && fflush(stdout) == 0 && !interrupted;
+}
+
+/* What ends an answer, on a line of its own. */
+static int report_answer(struct run *run, const weft_error *err)
+{
+    if (run->answering && putchar('\n') != EOF) (void)fflush(stdout);
+    return weft__report("run", err);
 }
 
 static double seconds(uint64_t ns) { return round((double)ns / 1e3) / 1e6; }
 
+static json_t *prompt_json(const char *prompt)
+{
+    json_t *text = json_string(prompt);
+    return text != NULL ? text : json_null(); /* it is not UTF-8 */
+}
+
 static void print_json_result(const char *prompt, const weft_generated *g)
 {
     json_t *object =
-        json_pack("{s:s?, s:s%, s:I, s:I, s:I, s:s, s:f, s:f}", "prompt", prompt, "text", g->text,
-                  g->len, "prompt_tokens", (json_int_t)g->prompt_tokens, "cached_tokens",
-                  (json_int_t)g->cached_tokens, "generated_tokens", (json_int_t)g->generated_tokens,
-                  "finish_reason", g->complete ? "stop" : "length", "prefill_s",
-                  seconds(g->prefill_ns), "decode_s", seconds(g->decode_ns));
+        json_pack("{s:o, s:s%, s:I, s:I, s:I, s:s, s:f, s:f}", "prompt", prompt_json(prompt),
+                  "text", g->text, g->len, "prompt_tokens", (json_int_t)g->prompt_tokens,
+                  "cached_tokens", (json_int_t)g->cached_tokens, "generated_tokens",
+                  (json_int_t)g->generated_tokens, "finish_reason", g->complete ? "stop" : "length",
+                  "prefill_s", seconds(g->prefill_ns), "decode_s", seconds(g->decode_ns));
     (void)weft__print_json(object, JSON_REAL_PRECISION(12));
 }
 
 static void print_json_failure(const char *prompt, const weft_error *err)
 {
-    json_t *object = json_pack("{s:s?, s:s}", "prompt", prompt, "error", err->text);
-    if (object == NULL) /* a prompt that is not UTF-8 */
-        object = json_pack("{s:n, s:s}", "prompt", "error", err->text);
-    (void)weft__print_json(object, 0);
+    (void)weft__print_json(
+        json_pack("{s:o, s:s}", "prompt", prompt_json(prompt), "error", err->text), 0);
 }
 
 /* ---- statistics ---- */
@@ -99,22 +112,28 @@ static double rate(int64_t tokens, uint64_t ns)
     return ns == 0 ? 0 : (double)tokens * 1e9 / (double)ns;
 }
 
-static void print_stats(const struct run *run, const weft_generated *g)
+static void print_answer_stats(const weft_generated *g)
+{
+    (void)fprintf(stderr,
+                  "prefill  %lld tokens in %.3f s, %.1f tokens/s (%lld from the cache)\n"
+                  "decode   %lld tokens in %.3f s, %.1f tokens/s\n",
+                  (long long)g->prompt_tokens, (double)g->prefill_ns / 1e9,
+                  rate(g->prompt_tokens - g->cached_tokens, g->prefill_ns),
+                  (long long)g->cached_tokens, (long long)g->generated_tokens,
+                  (double)g->decode_ns / 1e9,
+                  rate(weft__max(g->generated_tokens - 1, 0), g->decode_ns));
+}
+
+/* Of everything that ran. */
+static void print_engine_stats(const struct run *run)
 {
     const struct weft__engine_view *view = weft__engine_view(run->engine);
     const struct weft__plan *plan = view->plan;
     struct weft__engine_status status;
     weft__engine_status(run->engine, &status);
-    (void)fprintf(
-        stderr,
-        "load     %.3f s, %d rank%s x %d thread%s\n"
-        "prefill  %lld tokens in %.3f s, %.1f tokens/s (%lld from the cache)\n"
-        "decode   %lld tokens in %.3f s, %.1f tokens/s\n",
-        (double)view->load_ns / 1e9, plan->ranks.size, plan->ranks.size == 1 ? "" : "s",
-        plan->ranks.threads, plan->ranks.threads == 1 ? "" : "s", (long long)g->prompt_tokens,
-        (double)g->prefill_ns / 1e9, rate(g->prompt_tokens - g->cached_tokens, g->prefill_ns),
-        (long long)g->cached_tokens, (long long)g->generated_tokens, (double)g->decode_ns / 1e9,
-        rate(weft__max(g->generated_tokens - 1, 0), g->decode_ns));
+    (void)fprintf(stderr, "load     %.3f s, %d rank%s x %d thread%s\n", (double)view->load_ns / 1e9,
+                  plan->ranks.size, plan->ranks.size == 1 ? "" : "s", plan->ranks.threads,
+                  plan->ranks.threads == 1 ? "" : "s");
     for (int r = 0; r < plan->ranks.size; r++) {
         const struct weft__rank_stats *s = &status.rank[r];
         double busy = s->busy_ns > 0 ? (double)s->busy_ns : 1;
@@ -151,15 +170,18 @@ static int run_prompt(struct run *run, const char *prompt)
     weft_generated result;
     weft_error err;
     if (generate(run, prompt, run->json ? NULL : print_text, &result, &err) != WEFT_OK)
-        return weft__report("run", &err);
+        return report_answer(run, &err);
     if (run->json)
-        print_json_result(NULL, &result);
+        print_json_result(prompt, &result);
     else
         (void)putchar('\n');
     if (!result.complete && !run->json && run->max_tokens == 0 && !ferror(stdout))
         (void)fprintf(stderr, "weft run: stopped after %lld tokens: %s\n",
                       (long long)result.generated_tokens, limit(run, &result));
-    if (run->stats) print_stats(run, &result);
+    if (run->stats) {
+        print_answer_stats(&result);
+        print_engine_stats(run);
+    }
     weft_generated_free(&result);
     return WEFT__EXIT_OK;
 }
@@ -173,6 +195,7 @@ struct lines {
     weft_error *error;
     size_t count;
     _Atomic size_t next;
+    uint64_t ns; /* that all of them took */
 };
 
 static void *work_lines(void *arg)
@@ -185,6 +208,28 @@ static void *work_lines(void *arg)
             WEFT_OK)
             lines->error[i].status = WEFT_OK;
     }
+}
+
+static void print_lines_stats(const struct lines *lines)
+{
+    weft_generated sum = {0};
+    long long answered = 0;
+    for (size_t i = 0; i < lines->count; i++) {
+        if (lines->error[i].status != WEFT_OK) continue;
+        answered++;
+        sum.prompt_tokens += lines->result[i].prompt_tokens;
+        sum.cached_tokens += lines->result[i].cached_tokens;
+        sum.generated_tokens += lines->result[i].generated_tokens;
+    }
+    (void)fprintf(stderr,
+                  "prompts  %lld of %zu answered in %.3f s\n"
+                  "read     %lld tokens, %.1f tokens/s (%lld from the cache)\n"
+                  "written  %lld tokens, %.1f tokens/s\n",
+                  answered, lines->count, (double)lines->ns / 1e9, (long long)sum.prompt_tokens,
+                  rate(sum.prompt_tokens - sum.cached_tokens, lines->ns),
+                  (long long)sum.cached_tokens, (long long)sum.generated_tokens,
+                  rate(sum.generated_tokens, lines->ns));
+    print_engine_stats(lines->run);
 }
 
 static int print_lines(const struct lines *lines)
@@ -202,8 +247,8 @@ static int print_lines(const struct lines *lines)
             print_json_result(lines->line[i], &lines->result[i]);
         else
             (void)printf("%s\n", lines->result[i].text);
-        weft_generated_free(&lines->result[i]);
     }
+    if (lines->run->stats) print_lines_stats(lines);
     return status;
 }
 
@@ -237,12 +282,15 @@ static int run_lines(struct run *run, char *text, size_t len)
         pthread_t worker[MAX_WORKERS];
         int workers = 0;
         cut_lines(&lines, text);
+        lines.ns = weft__now_ns();
         while (workers < MAX_WORKERS && (size_t)workers < lines.count &&
                pthread_create(&worker[workers], NULL, work_lines, &lines) == 0)
             workers++;
         if (workers == 0) (void)work_lines(&lines);
         for (int i = 0; i < workers; i++) (void)pthread_join(worker[i], NULL);
+        lines.ns = weft__now_ns() - lines.ns;
         status = print_lines(&lines);
+        for (size_t i = 0; i < lines.count; i++) weft_generated_free(&lines.result[i]);
     }
     free(lines.line);
     free(lines.number);
@@ -302,8 +350,10 @@ static void chat_turn(struct run *run, struct chat *chat, const char *line)
     g.messages = chat->message;
     g.message_count = chat->count;
     g.on_text = print_text;
+    g.ctx = run;
+    run->answering = false;
     if (weft_generate(run->engine, &g, &result, &err) != WEFT_OK) {
-        (void)weft__report("run", &err);
+        (void)report_answer(run, &err);
         forget(chat, chat->count - 1);
         return;
     }
@@ -311,7 +361,10 @@ static void chat_turn(struct run *run, struct chat *chat, const char *line)
     if (!result.complete && run->max_tokens == 0 && !interrupted)
         (void)fprintf(stderr, "weft run: stopped: %s; /new starts another conversation\n",
                       limit(run, &result));
-    if (run->stats) print_stats(run, &result);
+    if (run->stats) {
+        print_answer_stats(&result);
+        print_engine_stats(run);
+    }
     if (!push(chat, "assistant", result.text)) forget(chat, chat->count - 1);
     weft_generated_free(&result);
 }
@@ -407,14 +460,16 @@ int weft__cmd_run(int argc, char **argv)
     const struct weft__option options[] = {
         {WEFT__OPTION_INT, "max-tokens", &run.max_tokens, 1, INT32_MAX, "N",
          "end the answer there (the model's limit)"},
-        {WEFT__OPTION_DOUBLE, "temperature", &run.temperature, 0, 100, "T",
+        {WEFT__OPTION_DOUBLE, "temperature", &run.temperature, WEFT__TEMPERATURE_RANGE, "T",
          "0 is greedy (the model's default, else 1)"},
-        {WEFT__OPTION_DOUBLE, "top-p", &run.top_p, 0, 1, "P", "keep the likeliest P of the mass"},
+        {WEFT__OPTION_DOUBLE, "top-p", &run.top_p, WEFT__TOP_P_RANGE, "P",
+         "keep the likeliest P of the mass"},
         {WEFT__OPTION_INT, "top-k", &run.top_k, -1, INT32_MAX, "K",
          "keep the K likeliest; 0 or -1: off"},
-        {WEFT__OPTION_DOUBLE, "min-p", &run.min_p, 0, 1, "P", "drop below P of the likeliest"},
-        {WEFT__OPTION_DOUBLE, "repetition-penalty", &run.repetition_penalty, 0.001, 10, "R",
-         "above 1: fewer repeats"},
+        {WEFT__OPTION_DOUBLE, "min-p", &run.min_p, WEFT__MIN_P_RANGE, "P",
+         "drop below P of the likeliest"},
+        {WEFT__OPTION_DOUBLE, "repetition-penalty", &run.repetition_penalty,
+         WEFT__REPETITION_PENALTY_RANGE, "R", "above 1: fewer repeats"},
         {WEFT__OPTION_INT, "seed", &run.seed, 0, 9e18, "N", "of sampling (random)"},
         {WEFT__OPTION_FLAG, "ignore-eos", &run.ignore_eos, 0, 0, NULL,
          "go on after the end of the answer"},

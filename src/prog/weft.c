@@ -71,6 +71,11 @@ int main(int argc, char **argv)
         help(stderr);
         return WEFT__EXIT_USAGE;
     }
+    if (argc > 2 && strcmp(argv[1], "help") == 0) { /* "help run" is "run --help" */
+        argv[1] = argv[2];
+        argv[2] = "--help";
+        argc = 3;
+    }
     const char *word = argv[1];
     if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) {
         help(stdout);

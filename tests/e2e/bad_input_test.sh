@@ -42,6 +42,15 @@ expect 2 'tp' "$weft" check "$root/models/atlas" --tp two
 expect 2 'no-such-option' "$weft" run "$root/models/atlas" --no-such-option
 expect 2 'model' "$weft" check
 expect 2 'system.*raw' "$weft" run "$root/models/atlas" Hello --raw --system "Be brief."
+expect 2 '--port, --portable' "$weft" serve "$root/models/atlas" --po 1
+expect 2 '"x" is too many: .*compare' "$weft" bench compar x y
+expect 2 'compar: .*compare' "$weft" bench compar
+expect 2 'no argument' "$weft" comm-bench 4
+expect 2 'a number from 0.01 to 10' "$weft" run "$root/models/atlas" Hello --repetition-penalty 0.005
+expect 2 'an integer from 0 to 9000000000000000000 ' "$weft" run "$root/models/atlas" Hello --seed -1
+expect 2 'no command "frobnicate"' "$weft" help frobnicate
+"$weft" run --help >"$scratch/help"
+"$weft" help run | cmp - "$scratch/help"
 for option in --max-running-requests --max-queued-requests --chunk; do
     expect 2 "$option" "$weft" serve "$root/models/atlas" --port 0 $option 1000000
 done
@@ -59,7 +68,7 @@ expect 1 'tokenizer' "$weft" run "$scratch/m" "Hello"
 expect 1 'no-such' "$weft" check "$scratch/no-such" --ranks processes --tp 4
 model llama
 rm "$scratch/m/reference.safetensors"
-expect 1 'reference.safetensors' "$weft" check "$scratch/m"
+expect 1 'reference.safetensors: .*tools/reference.py' "$weft" check "$scratch/m"
 
 # ---- configuration ----
 model llama
@@ -95,7 +104,8 @@ expect 1 'config.json' "$weft" check "$scratch/m"
 model qwen3
 edit config.json 's/"full_attention"/"linear_attention"/'
 expect 1 'layer_types.*linear_attention' "$weft" check "$scratch/m"
-expect 1 '1024 x|16 ranks x 1024' "$weft" check "$root/models/atlas" --tp 16 --threads 1024
+expect 1 '16 ranks x 1024 threads' "$weft" check "$root/models/atlas" --tp 16 --threads 1024
+expect 1 ' 1 rank x 1024 threads' "$weft" check "$root/models/atlas" --tp 1 --threads 1024
 expect 1 'positions' "$weft" run "$root/models/atlas" hi --context 5000
 
 # ---- tensors ----

@@ -157,15 +157,21 @@ def test_datasets():
     same("sharegpt: the order of Python's shuffle", [body["prompt"] for _, body in stub.bodies], wanted)
     same("sharegpt: broken entries", answer["weft"]["dataset_broken"], 3)
     check("sharegpt: lengths of the answers are asked for", all(body["max_tokens"] >= 4 for _, body in stub.bodies))
-    for what, options in (("no file", ["--dataset-name", "sharegpt"]),
-                          ("not JSON", ["--dataset-name", "sharegpt", "--dataset-path", path("x", "{"),
-                                        "--random-output-len", "4"]),
-                          ("no prompt", ["--dataset-name", "prompts", "--dataset-path", path("y", "\n\n")]),
-                          ("not there", ["--dataset-name", "prompts", "--dataset-path", "/nowhere"]),
-                          ("body", ["--vocab", "9", "--extra-request-body", "[1]"]),
-                          ("no tokenizer", [])):
+    for status, what, options in (
+            (1, "not JSON", ["--dataset-name", "sharegpt", "--dataset-path", path("x", "{"),
+                             "--random-output-len", "4"]),
+            (1, "no prompt", ["--dataset-name", "prompts", "--dataset-path", path("y", "\n\n")]),
+            (1, "not there", ["--dataset-name", "prompts", "--dataset-path", "/nowhere"]),
+            (2, "no file", ["--dataset-name", "prompts"]),
+            (2, "no length", ["--dataset-name", "sharegpt", "--dataset-path", share]),
+            (2, "no text", ["--dataset-name", "random", "--dataset-path", share]),
+            (2, "no turns", ["--dataset-name", "multi-turn"]),
+            (2, "too few", ["--dataset-name", "multi-turn", "--tokenizer", ATLAS, "--num-prompts", "3"]),
+            (2, "body", ["--vocab", "9", "--extra-request-body", "[1]"]),
+            (2, "no text to chat", ["--vocab", "9", "--endpoint", "chat"]),
+            (2, "no tokenizer", [])):
         done = bench(stub.url, *options)
-        check("refused: " + what, done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr)
+        check("refused: " + what, done.returncode == status and done.stderr.count("\n") == 1, done.stderr)
     for options in (["--dataset-name", "randoms"], ["--format", "tgi"], ["--goodput", "ttft"], ["--endpoint", "x"],
                     ["--random-range-ratio", "1", "--format", "vllm"]):
         same("usage: " + " ".join(options), bench(stub.url, *options).returncode, 2)
@@ -336,7 +342,9 @@ def test_failures():
         same("endless: an end by time, or by length where the text is kept", answer["weft"]["failures"], {kind: 1})
     run("allowed", stub.url, "--model", "503", "--allow-failures")
     done = bench(stub.url, "--vocab", "9", "--model", "503", "--num-prompts", "2", "--allow-failures")
-    check("the table says it", "FAILED: 2 of 2 requests: HTTP 5xx" in done.stdout, done.stdout)
+    check("that all failed is all there is", done.stdout.startswith("FAILED: 2 of 2 requests: HTTP 5xx\n  request 1: ")
+          and done.stdout.count("\n") == 3, done.stdout)
+    check("and there is no verdict", "verdicts" not in run("all failed", stub.url, "--model", "503", status=1)["weft"])
     done = bench(stub.url, "--vocab", "9", "--model", "503")
     check("warm-up fails: one line", done.returncode == 1 and done.stderr.count("\n") == 1 and
           "503" in done.stderr, done.stderr)
@@ -396,9 +404,12 @@ def test_output():
     same("smaller than the spread is none, so are runs that overlap; others are not",
          [row["difference"] for row in rows], ["none", "worse", "none"])
     check("table", "none" in compare(path("r0"), path("r1")).stdout)
-    for text in ("", "[]", "{", '{"a": 1} x', "\0"):
+    for text in ("", "[]", "{", '{"a": 1} x', "\0", '{"a": 1}'):
         done = compare(path("bad", text), path("r0"))
-        check("refused: %r" % text, done.returncode == 1 and done.stderr.count("\n") == 1, done)
+        check("refused: %r" % text, done.returncode == 1 and done.stderr.count("\n") == 1 and
+              path("bad") in done.stderr and not done.stdout, done)
+    done = compare(path("r0"), path("other", '{"mean_tpot_ms": 1}'))
+    check("nothing in common", done.returncode == 1 and "in common" in done.stderr and not done.stdout, done)
 
 
 def test_weft_serve():

@@ -108,7 +108,7 @@ def test_in_process():
     check("sweep: the engine runs the largest load at once: %s steps" % steps, 16 <= steps < 28)
     answer = run("too long", ATLAS, "--num-prompts", "2", "--random-input-len", "100000", status=1)
     same("too long: counted", answer["weft"]["failures"], {"refused by the engine": 2})
-    for arguments in (("/nowhere",), (ATLAS, "--endpoint", "chat"), (SCRATCH.name,)):
+    for arguments in (("/nowhere",), (ATLAS, "--endpoint", "chat"), (ATLAS, "--header", "a=b"), (SCRATCH.name,)):
         done = weft(*arguments)
         check("refused: %s" % (arguments,), done.returncode != 0 and done.stderr.count("\n") <= 2, done.stderr)
 

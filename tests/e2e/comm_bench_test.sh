@@ -5,7 +5,7 @@ set -eu
 weft=$1
 
 for operation in allreduce reduce-scatter all-gather broadcast; do
-    "$weft" comm-bench --operation "$operation" --ranks 3 --rows-max 4 --iterations 3 --json |
+    "$weft" comm-bench --operation "$operation" --tp 3 --rows-max 4 --iterations 3 --json |
         python3 -c '
 import json, sys
 lines = json.load(sys.stdin)
@@ -21,7 +21,7 @@ done
 status=0
 "$weft" comm-bench --operation nothing 2>/dev/null || status=$?
 [ $status = 2 ]
-for wrong in "--cuda 0,x" "--plan" "--path host" "--baseline" "--cuda 0,0 --baseline --path copy" "--rows-min 9 --rows-max 4" "--operation broadcast --algorithm two-shot"; do
+for wrong in "--cuda 0,x" "--cuda 0,1 --tp 2" "--plan" "--path host" "--baseline" "--cuda 0,0 --baseline --path copy" "--rows-min 9 --rows-max 4" "--operation broadcast --algorithm two-shot"; do
     status=0
     # shellcheck disable=SC2086
     "$weft" comm-bench $wrong 2>/dev/null || status=$?

@@ -42,6 +42,7 @@ llama=$root/tests/golden/models/llama
 expect 2 '--to' "$llama" "$scratch/new"
 expect 2 '--to' "$llama" "$scratch/new" --to int4
 expect 2 'SRC DST' "$llama" --to fp8
+expect 2 'fp8 quantises attention' "$llama" "$scratch/new" --to fp8 --attention
 expect 1 'exists already' "$llama" "$scratch/llama-fp8" --to fp8
 expect 1 'quantised already' "$scratch/llama-fp8" "$scratch/new" --to nvfp4
 expect 1 'quantised already' "$root/models/atlas" "$scratch/new" --to fp8

@@ -58,6 +58,19 @@ same "the tokenizer's end token" "${answer%.}" "$("$weft" run "$model" "$questio
     echo "run: --stats says nothing of tokens"
     exit 1
 }
+got=$(printf '%s\n%s\n' "$question" "$question" | "$weft" run "$atlas" --prompts - --stats --json 2>&1)
+same "--stats of prompts" "prompts  2 of 2 answered in" "$(echo "$got" | grep -o 'prompts  2 of 2 answered in')"
+same "--json's prompts" 2 "$(echo "$got" | grep -c "\"prompt\": \"$question\"")"
+same "--json's prompt" 1 "$("$weft" run "$atlas" --json "$question" | grep -c "\"prompt\": \"$question\"")"
+
+# A rank that dies: the error has a line of its own.
+"$weft" run "$atlas" --ranks processes --tp 2 --ignore-eos --max-tokens 900 "$question" >"$model/cut" 2>&1 &
+running=$!
+while [ ! -s "$model/cut" ]; do sleep 0.01; done
+kill -9 "$(cut -d ' ' -f 1 "/proc/$running/task/$running/children")"
+code=0
+wait $running || code=$?
+same "a rank that dies" "1 weft run: rank 1" "$code $(grep "^weft run: " "$model/cut" | sed 's/^\(weft run\): .*\(rank 1\) .*/\1: \2/')"
 "$weft" info "$atlas" | grep -q glm_moe_dsa || {
     echo "run: info does not name the family"
     exit 1
