@@ -1,12 +1,16 @@
 """The reference that tests compare with: a Hugging Face directory, run by transformers on the CPU in F32,
 on the values that its stored codes mean; optionally with the inputs of quantised linears
 rounded as their files ask. Needs torch, transformers >= 5 and safetensors; imports no weft.
+
+usage: reference.py MODEL [PROMPT...]: writes MODEL/reference.safetensors, for `weft check`
 """
 import glob
 import json
+import sys
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -174,3 +178,24 @@ def load(directory):
 
 def logits(model, ids):
     return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+
+
+def main():
+    """Of each prompt its ids, the logits at all of them, and some greedy tokens behind."""
+    directory, *prompts = sys.argv[1:]
+    model, _ = load(directory)
+    tokenizer, out = Tokenizer.from_file(f"{directory}/tokenizer.json"), {}
+    for i, prompt in enumerate(prompts or ["The first thing to know about the capital of France is that it"]):
+        ids = tokenizer.encode(prompt).ids
+        rows = len(ids)
+        for _ in range(12):
+            values = logits(model, ids)
+            ids.append(int(values[-1].argmax()))
+        out |= {f"p{i}.input_ids": torch.tensor(ids[:rows], dtype=torch.int32),
+                f"p{i}.logits": values[:rows].contiguous(),
+                f"p{i}.greedy": torch.tensor(ids[rows:], dtype=torch.int32)}
+    save_file(out, f"{directory}/reference.safetensors")
+
+
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ static void help(FILE *out)
                   weft_version());
     for (size_t i = 0; i < WEFT__COUNT(commands); i++)
         (void)fprintf(out, "  %-12s %s\n", commands[i].word, commands[i].summary);
-    (void)fprintf(out, "\n`weft COMMAND --help` explains a command. MODEL is a Hugging Face "
+    (void)fprintf(out, "\n`weft help COMMAND` explains a command. MODEL is a Hugging Face "
                        "directory.\n");
 }
 
