@@ -208,6 +208,8 @@ static int complete(struct weft__bench_options *o)
         return weft__usage("bench", "vllm's rule needs --random-range-ratio below 1");
     if (o->send_ids && o->api == WEFT__API_CHAT)
         return weft__usage("bench", "--tokenize-prompt: chat takes text only");
+    if (o->header != NULL && strpbrk(o->header, "=:") == NULL)
+        return weft__usage("bench", "--header %.100s: K=V is wanted", o->header);
     if (!parse_goodput(o))
         return weft__usage("bench", "--goodput %.60s: ttft:MS,tpot:MS,e2el:MS is wanted",
                            o->goodput);

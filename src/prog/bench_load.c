@@ -282,7 +282,8 @@ static weft_status open_load(struct load *load, weft_error *err)
         return weft__fail(err, WEFT_NO_MEMORY, "no memory or no files for %lld streams: %s",
                           (long long)load->limit, strerror(errno));
     if (!make_headers(load->o->header, &load->headers))
-        return weft__fail(err, WEFT_INVALID, "--header %.100s: K=V is wanted", load->o->header);
+        return weft__fail(err, WEFT_INVALID, "--header %.100s: too long, or memory is out",
+                          load->o->header);
     (void)curl_multi_setopt(load->multi, CURLMOPT_SOCKETFUNCTION, on_socket);
     (void)curl_multi_setopt(load->multi, CURLMOPT_SOCKETDATA, load);
     (void)curl_multi_setopt(load->multi, CURLMOPT_TIMERFUNCTION, on_timer);
@@ -350,7 +351,7 @@ weft_status weft__bench_get(const struct weft__bench_options *o, const char *pat
         easy = new_easy(url, headers, append_bytes, body, timeout_ms);
     CURLcode code = easy != NULL ? curl_easy_perform(easy) : CURLE_OK;
     if (easy == NULL)
-        status = weft__fail(err, WEFT_INVALID, "--header: K=V is wanted, or memory is out");
+        status = weft__fail(err, WEFT_INVALID, "--header: too long, or memory is out");
     else if (code != CURLE_OK)
         status = weft__fail(err, WEFT_IO, "%.200s: %s", url, curl_easy_strerror(code));
     else

@@ -31,7 +31,7 @@ static const char path_choices[] = /* behind a first bar */
 
 struct run {
     enum operation operation;
-    int ranks;
+    int ranks, first_rank, own; /* own: as many of the ranks are threads of this process */
     int64_t rows_min, rows_max, iterations;
     bool json, plan, baseline, cuda;
     weft_world *world;
@@ -342,24 +342,24 @@ static weft_status run_ranks(struct run *run, weft_error *err)
     struct rank_run ranks[WEFT_COMM_RANKS_MAX];
     weft_status status = WEFT_OK;
     int started = 0, rc = 0;
-    for (; started < run->ranks; started++) {
-        ranks[started] = (struct rank_run){.run = run, .rank = started};
+    for (; started < run->own; started++) {
+        ranks[started] = (struct rank_run){.run = run, .rank = run->first_rank + started};
         rc = pthread_create(&ranks[started].thread, NULL, rank_main, &ranks[started]);
         if (rc != 0) break;
     }
-    if (started < run->ranks)
+    if (started < run->own)
         status =
             weft__fail(err, WEFT_NO_MEMORY,
                        "no thread for rank %d of %d: %s; fewer ranks or a higher limit (ulimit -u, "
                        "ulimit -v) help",
-                       started, run->ranks, strerror(rc));
+                       run->first_rank + started, run->ranks, strerror(rc));
     for (int r = 0; r < started; r++) {
         (void)pthread_join(ranks[r].thread, NULL);
         /* Others only say that a peer has failed. */
         bool worse = status == WEFT_OK || (status == WEFT_PEER && ranks[r].status != WEFT_PEER);
         if (ranks[r].status == WEFT_OK || !worse) continue;
         status = ranks[r].status;
-        *err = run->err[r];
+        *err = run->err[ranks[r].rank];
     }
     return status;
 }
@@ -371,6 +371,10 @@ static int run_table(struct run *run, const weft_world_options *options)
     weft_status status = weft_world_create(options, &run->world, &err);
     if (status == WEFT_OK) status = run_ranks(run, &err);
     weft_world_destroy(run->world);
+    if (run->first_rank > 0) { /* a process of its own, which says only what is its own fault */
+        bool own = status != WEFT_OK && status != WEFT_PEER && status != WEFT_TIMEOUT;
+        return own ? weft__report("comm-bench", &err) : WEFT__EXIT_OK;
+    }
     if (status == WEFT_OK && run->first) begin_line(run); /* an empty one */
     if (run->json && !run->first) printf("\n]\n");
     if (status != WEFT_OK) return weft__report("comm-bench", &err);
@@ -400,28 +404,87 @@ static size_t message_for(int64_t rows)
     return (size_t)weft__max(16 << 20, weft__min(rows * ROW_BYTES, 64 << 20));
 }
 
+struct request {
+    const char *devices;
+    int64_t operation, algorithm, path, ranks, processes, rows_min, rows_max, iterations;
+    bool json, plan, baseline;
+};
+
+static int check_request(const struct request *q)
+{
+    if (q->devices != NULL && (q->ranks | q->processes) != 0)
+        return weft__usage("comm-bench",
+                           "--tp and --ranks are for CPU ranks: --cuda has a thread a device");
+    if (q->devices == NULL && (q->path != WEFT_PATH_AUTO || q->plan || q->baseline))
+        return weft__usage("comm-bench",
+                           "--path, --plan and --baseline are about GPU ranks: give --cuda");
+    if (q->baseline && q->path != WEFT_PATH_AUTO)
+        return weft__usage("comm-bench", "--baseline is NCCL's affair: leave --path");
+    if (q->rows_min > q->rows_max)
+        return weft__usage("comm-bench", "--rows-min %lld is more than --rows-max %lld",
+                           (long long)q->rows_min, (long long)q->rows_max);
+    if (q->algorithm == WEFT_ALGORITHM_TWO_SHOT && q->operation != ALLREDUCE)
+        return weft__usage("comm-bench", "--algorithm two-shot is of allreduce, not of %s",
+                           operation_names[q->operation]);
+    return WEFT__EXIT_OK;
+}
+
+static int run_request(const struct request *q)
+{
+    int ordinals[WEFT_COMM_RANKS_MAX], ranks = q->ranks > 0 ? (int)q->ranks : 2;
+    if (q->devices != NULL && (ranks = parse_devices(q->devices, ordinals)) == 0)
+        return weft__usage("comm-bench", "--cuda wants device numbers like 0,1, not \"%s\"",
+                           q->devices);
+    struct run run = {.operation = (enum operation)q->operation,
+                      .ranks = ranks,
+                      .own = ranks,
+                      .rows_min = q->rows_min,
+                      .rows_max = q->rows_max,
+                      .iterations = q->iterations,
+                      .json = q->json,
+                      .plan = q->plan,
+                      .baseline = q->baseline,
+                      .cuda = q->devices != NULL};
+    weft_world_options world = {.size = ranks,
+                                .algorithm = (weft_algorithm)q->algorithm,
+                                .message_bytes = run.cuda ? message_for(q->rows_max) : 0,
+                                .heap_bytes = (size_t)q->rows_max * ROW_BYTES,
+                                .cuda_devices = run.cuda ? ordinals : NULL,
+                                .path = q->baseline ? WEFT_PATH_NCCL : (weft_path)q->path};
+    if (q->processes != 0) {
+        run.own = 1;
+        run.first_rank = weft__ranks_fork("comm-bench", ranks, &world.rendezvous);
+        if (run.first_rank < 0) return WEFT__EXIT_FAILED;
+    }
+    return run_table(&run, &world);
+}
+
 int weft__cmd_comm_bench(int argc, char **argv)
 {
-    const char *devices = NULL;
-    int64_t operation = ALLREDUCE, algorithm = WEFT_ALGORITHM_AUTO, path = WEFT_PATH_AUTO;
-    int64_t ranks = 0, rows_min = 1, rows_max = 256, iterations = 50;
-    bool json = false, plan = false, baseline = false;
+    struct request q = {.operation = ALLREDUCE,
+                        .algorithm = WEFT_ALGORITHM_AUTO,
+                        .path = WEFT_PATH_AUTO,
+                        .rows_min = 1,
+                        .rows_max = 256,
+                        .iterations = 50};
     const struct weft__option options[] = {
-        {WEFT__OPTION_CHOICE, "operation", &operation, 0, 0,
+        {WEFT__OPTION_CHOICE, "operation", &q.operation, 0, 0,
          "allreduce|reduce-scatter|all-gather|broadcast", "what is timed (allreduce)"},
-        {WEFT__OPTION_INT, "tp", &ranks, 1, WEFT_COMM_RANKS_MAX, "N", "CPU ranks (2)"},
-        {WEFT__OPTION_STRING, "cuda", &devices, 0, 0, "N,N...", "GPU ranks, one a CUDA device"},
-        {WEFT__OPTION_CHOICE, "path", &path, 0, 0, path_choices + 1, "between GPUs (auto)"},
-        {WEFT__OPTION_FLAG, "baseline", &baseline, 0, 0, NULL,
+        {WEFT__OPTION_INT, "tp", &q.ranks, 1, WEFT_COMM_RANKS_MAX, "N", "CPU ranks (2)"},
+        {WEFT__OPTION_CHOICE, "ranks", &q.processes, 0, 0, "threads|processes",
+         "what CPU ranks are (threads)"},
+        {WEFT__OPTION_STRING, "cuda", &q.devices, 0, 0, "N,N...", "GPU ranks, one a CUDA device"},
+        {WEFT__OPTION_CHOICE, "path", &q.path, 0, 0, path_choices + 1, "between GPUs (auto)"},
+        {WEFT__OPTION_FLAG, "baseline", &q.baseline, 0, 0, NULL,
          "NCCL's own collectives instead, to compare with"},
-        {WEFT__OPTION_CHOICE, "algorithm", &algorithm, 0, 0, "auto|one-shot|two-shot",
+        {WEFT__OPTION_CHOICE, "algorithm", &q.algorithm, 0, 0, "auto|one-shot|two-shot",
          "of allreduce (auto)"},
-        {WEFT__OPTION_FLAG, "plan", &plan, 0, 0, NULL, "what was measured when GPU ranks opened"},
-        {WEFT__OPTION_INT, "rows-min", &rows_min, 1, 1 << 16, "N",
+        {WEFT__OPTION_FLAG, "plan", &q.plan, 0, 0, NULL, "what was measured when GPU ranks opened"},
+        {WEFT__OPTION_INT, "rows-min", &q.rows_min, 1, 1 << 16, "N",
          "rows of 16 KiB at first (1), then 4 times as many"},
-        {WEFT__OPTION_INT, "rows-max", &rows_max, 1, 1 << 16, "N", "and at last (256)"},
-        {WEFT__OPTION_INT, "iterations", &iterations, 1, 1 << 20, "N", "of each size (50)"},
-        {WEFT__OPTION_FLAG, "json", &json, 0, 0, NULL, "for machines"},
+        {WEFT__OPTION_INT, "rows-max", &q.rows_max, 1, 1 << 16, "N", "and at last (256)"},
+        {WEFT__OPTION_INT, "iterations", &q.iterations, 1, 1 << 20, "N", "of each size (50)"},
+        {WEFT__OPTION_FLAG, "json", &q.json, 0, 0, NULL, "for machines"},
         {0},
     };
     struct weft__command_line line = {
@@ -430,39 +493,8 @@ int weft__cmd_comm_bench(int argc, char **argv)
         .about = "Times of the collectives of CPU or GPU ranks by size, each result checked.",
         .options = options,
     };
-    int status, ordinals[WEFT_COMM_RANKS_MAX];
+    int status;
     if (!weft__command_line_parse(&line, argc, argv, &status)) return status;
-    if (devices != NULL && ranks != 0)
-        return weft__usage("comm-bench", "--tp is for CPU ranks: --cuda has one a device");
-    if (ranks == 0) ranks = 2;
-    if (devices != NULL && (ranks = parse_devices(devices, ordinals)) == 0)
-        return weft__usage("comm-bench", "--cuda wants device numbers like 0,1, not \"%s\"",
-                           devices);
-    if (devices == NULL && (path != WEFT_PATH_AUTO || plan || baseline))
-        return weft__usage("comm-bench",
-                           "--path, --plan and --baseline are about GPU ranks: give --cuda");
-    if (baseline && path != WEFT_PATH_AUTO)
-        return weft__usage("comm-bench", "--baseline is NCCL's affair: leave --path");
-    if (rows_min > rows_max)
-        return weft__usage("comm-bench", "--rows-min %lld is more than --rows-max %lld",
-                           (long long)rows_min, (long long)rows_max);
-    if (algorithm == WEFT_ALGORITHM_TWO_SHOT && operation != ALLREDUCE)
-        return weft__usage("comm-bench", "--algorithm two-shot is of allreduce, not of %s",
-                           operation_names[operation]);
-    struct run run = {.operation = (enum operation)operation,
-                      .ranks = (int)ranks,
-                      .rows_min = rows_min,
-                      .rows_max = rows_max,
-                      .iterations = iterations,
-                      .json = json,
-                      .plan = plan,
-                      .baseline = baseline,
-                      .cuda = devices != NULL};
-    weft_world_options world = {.size = run.ranks,
-                                .algorithm = (weft_algorithm)algorithm,
-                                .message_bytes = devices != NULL ? message_for(rows_max) : 0,
-                                .heap_bytes = (size_t)rows_max * ROW_BYTES,
-                                .cuda_devices = devices != NULL ? ordinals : NULL,
-                                .path = baseline ? WEFT_PATH_NCCL : (weft_path)path};
-    return run_table(&run, &world);
+    status = check_request(&q);
+    return status == WEFT__EXIT_OK ? run_request(&q) : status;
 }

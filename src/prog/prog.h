@@ -126,6 +126,11 @@ struct weft__engine_flags {
         WEFT__OPTION_FLAG, "verbose", &(f)->verbose, 0, 0, NULL, "-v: say which rank holds what" \
     }
 
+/* Forks ranks 1 to size - 1 from this process, which must not have threads yet; all of them go on
+ * with their rank and the same rendezvous. -1: there is no such process, which has been said. They
+ * end with rank 0. */
+int weft__ranks_fork(const char *command, int64_t size, const char **rendezvous);
+
 /* Makes processes of the ranks, if the flags say so; call it before there are threads. True: go on,
  * this is rank 0. False: this process was another rank, or has said why it cannot go on; end with
  * *status. */

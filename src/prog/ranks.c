@@ -27,11 +27,32 @@ static int follow(const char *command, const char *dir, const struct weft__engin
     return WEFT__EXIT_FAILED;
 }
 
-static bool start_processes(const char *command, const char *dir, struct weft__engine_flags *flags,
-                            int *status)
+int weft__ranks_fork(const char *command, int64_t size, const char **rendezvous)
 {
     static char name[64];
     pid_t parent = getpid();
+    (void)snprintf(name, sizeof name, "unix:%d-%llx", (int)parent,
+                   (unsigned long long)weft__now_ns());
+    *rendezvous = name;
+    (void)signal(SIGCHLD, SIG_IGN); /* nobody waits for them */
+    for (int rank = 1; rank < size; rank++) {
+        pid_t pid = fork();
+        if (pid > 0) continue;
+        if (pid < 0) {
+            (void)fprintf(stderr, "weft %s: no process for rank %d: %s\n", command, rank,
+                          strerror(errno));
+            return -1;
+        }
+        /* It ends with rank 0, however that ends, and even when it is stopped itself. */
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        return getppid() == parent ? rank : -1;
+    }
+    return 0;
+}
+
+static bool start_processes(const char *command, const char *dir, struct weft__engine_flags *flags,
+                            int *status)
+{
     struct weft__solo model;
     weft_error err;
     /* What is wrong with the model is said once, before there are ranks to say it. */
@@ -40,27 +61,12 @@ static bool start_processes(const char *command, const char *dir, struct weft__e
         return false;
     }
     weft__solo_close(&model);
-    (void)snprintf(name, sizeof name, "unix:%d-%llx", (int)parent,
-                   (unsigned long long)weft__now_ns());
-    flags->rendezvous = name;
     if (flags->ranks == 0)
         flags->ranks = weft__default_ranks(weft__numa_nodes(), weft__cpu_count());
-    (void)signal(SIGCHLD, SIG_IGN); /* nobody waits for them */
-    for (int rank = 1; rank < flags->ranks; rank++) {
-        pid_t pid = fork(); /* before there are threads */
-        if (pid > 0) continue;
-        if (pid < 0) {
-            (void)fprintf(stderr, "weft %s: no process for rank %d: %s\n", command, rank,
-                          strerror(errno));
-            *status = WEFT__EXIT_FAILED;
-            return false;
-        }
-        /* It ends with rank 0, however that ends, and even when it is stopped itself. */
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        *status = getppid() == parent ? follow(command, dir, flags, rank) : WEFT__EXIT_FAILED;
-        return false;
-    }
-    return true;
+    int rank = weft__ranks_fork(command, flags->ranks, &flags->rendezvous);
+    if (rank == 0) return true;
+    *status = rank > 0 ? follow(command, dir, flags, rank) : WEFT__EXIT_FAILED;
+    return false;
 }
 
 /* A number that mpirun left in the environment; -1: it did not start this process. */

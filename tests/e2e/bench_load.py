@@ -175,6 +175,7 @@ def test_datasets():
     for options in (["--dataset-name", "randoms"], ["--format", "tgi"], ["--goodput", "ttft"], ["--endpoint", "x"],
                     ["--random-range-ratio", "1", "--format", "vllm"]):
         same("usage: " + " ".join(options), bench(stub.url, *options).returncode, 2)
+    same("usage: header", bench(stub.url, "--vocab", "9", "--header", "bad").returncode, 2)
     same("usage: not a URL", bench("localhost").returncode, 2)
 
 
