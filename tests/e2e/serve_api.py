@@ -286,7 +286,7 @@ def test_errors(s):
             ("regex", "a*", "unsupported"), ("response_format", {"type": "xml"},
                                              "invalid_value"), ("top_k", -2, "invalid_value"),
             ("max_tokens", 1e19, "invalid_type"), ("modalities", ["text", "audio"], "unsupported"),
-            ("modalities", "audio", "unsupported"), ("min_p", 2, "invalid_value"), ("repetition_penalty", 0, "invalid_value")):
+            ("modalities", "audio", "unsupported"), ("min_p", 2, "invalid_value"), ("repetition_penalty", 0.005, "invalid_value")):
         error("%s=%s" % (field, value), s.post("/v1/completions", {"prompt": "x", field: value}),
               400, code, field)
     error("limits", s.chat("x", max_tokens=1e19), 400, "invalid_type", "max_tokens", "from 1 to 9223372036854775807")

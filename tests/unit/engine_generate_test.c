@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -357,6 +358,25 @@ static void remove_files(const char *dir, const char *const *names, size_t count
     assert_int_equal(rmdir(dir), 0);
 }
 
+static void the_limit_on_address_space_is_heeded(void **state)
+{
+    enum { LEFT = 64 << 20 };
+    unsigned long long pages = 0;
+    struct rlimit before, low;
+    FILE *file = fopen("/proc/self/statm", "r");
+    (void)state;
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%llu", &pages), 1);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+    low = before;
+    low.rlim_cur = pages * (unsigned long long)sysconf(_SC_PAGESIZE) + LEFT;
+    assert_int_equal(setrlimit(RLIMIT_AS, &low), 0);
+    uint64_t available = weft__memory_available();
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    assert_in_range(available, LEFT / 2, LEFT);
+}
+
 /* Of memory, pages of files count as free: those of a model read once before are no reason to
  * refuse it. Of a CPU, a part makes one. */
 static void limits_of_a_control_group_are_read(void **state)
@@ -454,6 +474,7 @@ int main(void)
         cmocka_unit_test(wrong_options_are_named),
         cmocka_unit_test(generation_config_is_taken_as_it_is),
         cmocka_unit_test(loading_may_take_long_but_not_hang),
+        cmocka_unit_test(the_limit_on_address_space_is_heeded),
         cmocka_unit_test(limits_of_a_control_group_are_read),
         cmocka_unit_test(limits_of_an_older_control_group_are_read),
         cmocka_unit_test(the_group_of_a_controller_is_found),
