@@ -202,9 +202,7 @@ weft_status weft_engine_follow(const char *dir, const weft_engine_options *optio
 {
     if (dir == NULL || options == NULL)
         return weft__fail(err, WEFT_INVALID,
-                          "rank %d: a model directory and options are wanted, "
-                          "not NULL",
-                          rank);
+                          "rank %d: a model directory and options are wanted, not NULL", rank);
     const struct weft__ranks_options ranks = {.size = options->ranks,
                                               .timeout_ms = options->timeout_ms,
                                               .rendezvous = options->rendezvous};
