@@ -37,11 +37,14 @@ weft_status weft__config_open(const char *path, struct weft__node *root, weft_er
     file = strdup(path);
     json_t *json = file != NULL ? json_loadb(text, len, JSON_REJECT_DUPLICATES, &error) : NULL;
     if (json == NULL) {
-        /* The scanner passed the text, so this is a number out of range or want of memory. */
-        status = file != NULL && json_error_code(&error) == json_error_numeric_overflow
-                     ? weft__fail(err, WEFT_FORMAT, "%s: line %d: a number out of range", path,
-                                  error.line)
-                     : weft__fail_oom(err, len, path);
+        /* The scanner passed the text, so jansson has one of few reasons. */
+        enum json_error_code why = json_error_code(&error);
+        bool nul = why == json_error_null_character; /* in a value; the scanner decodes keys */
+        if (nul || why == json_error_numeric_overflow)
+            status = weft__fail(err, WEFT_FORMAT, "%s: line %d: %s", path, error.line,
+                                nul ? "a string holds U+0000" : "a number out of range");
+        else
+            status = weft__fail_oom(err, len, path);
         free(file);
         goto free_text;
     }

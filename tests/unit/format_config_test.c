@@ -67,6 +67,8 @@ static void grammar_and_limits(void **state)
                                            {"{\"a\":[1,]}", "expected a value"},
                                            {"{\"a\":9223372036854775808}", "out of range"},
                                            {"{\"a\":1e999}", "out of range"},
+                                           {"{\"a\":\"b\\u0000\"}", "U+0000"},
+                                           {"{\"a\\u0000\":1}", "U+0000"},
                                            {"{'a':1}", "expected a string"}};
     for (size_t i = 0; i < WEFT__COUNT(cases); i++)
         refuse(cases[i][0], strlen(cases[i][0]), WEFT_FORMAT, cases[i][1]);
