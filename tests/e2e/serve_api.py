@@ -342,7 +342,7 @@ def test_keys(weft, model):
             s.request("POST", "/v1/completions", "{", headers=bad)
             s.request("POST", "/v1/models", headers=bad)
             s.raw(b"GET /\r\n\r\n")
-            lines = [json.loads(l) for l in s.log().splitlines()]
+            lines = [json.loads(l) for l in s.log_of_all().splitlines()]
             same("start", [l["event"] for l in lines if l["event"] != "request"],
                  ["listen", "model", "memory", "pool", "ready"])
             check("no first token, no time of it", all(("ttft_seconds" in l) == (l.get("completion_tokens", 0) > 0)
@@ -380,7 +380,7 @@ def test_config(weft, model):
         file.flush()
         with Server(weft, model, "--config", file.name, "--any-model=false") as s:
             same("a flag is taken back", s.post("/v1/completions", {"prompt": "x", "model": "other"})[0], 404)
-            check("text log", re.search(r" status=404 seconds=\S+ error=model_not_found$", s.log(), re.M), s.log())
+            check("text log", re.search(r" status=404 seconds=\S+ error=model_not_found$", s.log_of_all(), re.M), s.log())
             same("a name of the file", s.json("GET", "/v1/models")[1]["data"][0]["id"], "of the file")
 
 

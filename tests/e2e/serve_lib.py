@@ -64,6 +64,11 @@ class Server:
         with open(self.log_file.name, encoding="utf-8") as file:
             return file.read()
 
+    def log_of_all(self):
+        """The log with a line for every answer so far: a line comes after its answer, of the same thread."""
+        self.get("/ping")
+        return self.log()
+
     def __enter__(self):
         return self
 

@@ -85,11 +85,12 @@ def fail_in_the_middle(kind, ranks, deed, wanted, limit, by_itself=False):
         check(what + ": in time", took < limit, took)
         text = streamed.read()
         check(what + ": so does the stream's", streamed.status == 200 and b'"code":"engine_failed"' in text, text)
-        check(what + ": and the log", re.search(r" status=200 seconds=\S+ error=engine_failed ", server.log()) and
-              server.log().count(" error=engine_failed ") == 4, server.log())
         status, answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
         check(what + ": the next request", status == 503 and wanted in answer["error"]["message"], (status, answer))
         same(what + ": health", server.get("/health")[0], 503)
+        log = server.log() # a line comes after its answer, but before the next
+        check(what + ": and the log", re.search(r" status=200 seconds=\S+ error=engine_failed ", log) and
+              log.count(" error=engine_failed ") == 4, log)
         server.exit_status = 1
         begun = time.time()
         if by_itself:
