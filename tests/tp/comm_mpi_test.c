@@ -189,6 +189,10 @@ static weft_status misbehave(weft_comm *comm, int rank, bool stops, weft_error *
     weft_gather gather = {.rows = 1, .row_bytes = sizeof own, .in = &own, .out = pids};
     WEFT__TRY(weft_comm_all_gather(comm, &gather, err));
     for (int i = 0; i < 100; i++) WEFT__TRY(sum_ones(comm, err));
+    for (int i = 0; i < 5; i++) { /* until all have the last sum */
+        weft_comm_heartbeat(comm);
+        sleep_ms(10);
+    }
     uint64_t start = weft__now_ns();
     if (rank == 1 && stops) (void)raise(SIGSTOP);
     if (rank == 1 && !stops) weft_comm_abort(comm, "no memory for layer 3");
